@@ -1,0 +1,138 @@
+"""What survives a kill: the server's last complete round, and the state each client keeps at its own place.
+
+Every file is written aside and renamed into place, so there is always a whole one.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import make_dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from fewlabel import wire
+from fewlabel.errors import StorageError
+from fewlabel.tree import Tree
+
+FORMAT = "1"
+S = TypeVar("S")
+
+
+def write(path: Path, data: bytes, durable: bool = True) -> None:
+    """Puts a file in place as a whole or not at all; `durable` outlives a power cut too."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        aside.rename(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}; make room or choose another directory, then resume"
+        ) from None
+
+
+class Saved(NamedTuple, Generic[S]):
+    round: int
+    state: S
+    statistics: Tree | None  # BatchNorm's, where the experiment recomputes them
+
+
+class Checkpoints:
+    """A run's checkpoint directory: one file, named after its round and a digest of its bytes."""
+
+    def __init__(self, folder: Path, state_kind: Any, version: str) -> None:
+        self.folder, self.version = folder, version
+        self.kind = make_dataclass(
+            "Checkpoint", [("round", int), ("state", state_kind), ("statistics", Tree | None)], frozen=True
+        )
+
+    def save(self, saved: Saved[Any]) -> None:
+        data = wire.pack(self.kind(*saved), header={"format": FORMAT, "version": self.version})
+        self.folder.mkdir(exist_ok=True)
+        path = self.folder / f"round-{saved.round:06d}-{digest(data)}.safetensors"
+        write(path, data)
+        for old in self.folder.glob("round-*.safetensors"):
+            if old != path:
+                old.unlink()
+
+    def load(self) -> Saved[Any] | None:
+        """The newest checkpoint, or None where there is none yet."""
+        files = sorted(self.folder.glob("round-*.safetensors"))
+        if not files:
+            return None
+        path = files[-1]
+        data = path.read_bytes()
+        if not path.stem.endswith(digest(data)):
+            raise StorageError(f"checkpoint {path} is damaged: its content does not match its name; start the run anew")
+        header = wire.header(data)
+        if header.get("format") != FORMAT:
+            raise StorageError(
+                f"checkpoint {path} was written by fewlabel {header.get('version')} in another format "
+                f"({header.get('format')}, here {FORMAT}); resume it with that version"
+            )
+        try:
+            saved: Any = wire.unpack(self.kind, data)
+        except wire.WireError as error:
+            raise StorageError(f"checkpoint {path} does not fit this method: {error}") from None
+        return Saved(saved.round, saved.state, saved.statistics)
+
+
+def digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+class ClientStates:
+    """Clients' private states on disk, by (client, round, call).
+
+    A job starts from the newest state before its own key and drops later ones, so a round that is done again after a
+    kill starts from what it started from before.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def load(self, client: int, round: int, call: int, kind: Any) -> Any | None:
+        before = None
+        for key, path in self._files(client):
+            if key < (round, call):
+                before = path
+            else:
+                path.unlink(missing_ok=True)
+        return None if before is None else wire.unpack(kind, before.read_bytes())
+
+    def save(self, client: int, round: int, call: int, value: Any, kind: Any, checkpointed: int) -> None:
+        """Stores a state, and drops those that no resume can ask for again."""
+        folder = self.folder / str(client)
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / f"{round:06d}-{call:04d}.safetensors", wire.pack(value, kind), durable=False)
+        older = [(key, path) for key, path in self._files(client) if key < (round, call)]
+        needed = max((key for key, _ in older if key[0] <= checkpointed), default=None)
+        for key, path in older:
+            if key != needed:
+                path.unlink(missing_ok=True)
+
+    def _files(self, client: int) -> list[tuple[tuple[int, int], Path]]:
+        try:
+            names = sorted(os.listdir(self.folder / str(client)))
+        except FileNotFoundError:
+            return []
+        whole = [name for name in names if name.endswith(".safetensors") and not name.startswith(".")]
+        return [((int(n[:6]), int(n[7:11])), self.folder / str(client) / n) for n in whole]
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Keeps a second process out of a run's directory; given up by the system when the process ends."""
+    import fcntl
+
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StorageError(f"{folder} is in use by another process; wait for it or choose another --out") from None
+        yield

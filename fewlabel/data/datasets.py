@@ -1,0 +1,139 @@
+"""Data sets by name, decoded once to uint8 arrays on disk that all processes map into memory."""
+
+import importlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewlabel.data.sets import Images
+from fewlabel.errors import BadInput, StorageError
+
+FORMAT = 1  # of the decoded arrays; a change here decodes anew
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A data set as its reader gives it: images uint8 [N, C, H, W] and labels [N] of each split."""
+
+    classes: tuple[str, ...]
+    splits: dict[str, tuple[np.ndarray, np.ndarray]]  # train and test; validation where one is published
+
+
+@dataclass(frozen=True)
+class Split:
+    images: Images
+    labels: Tensor  # int64 [N]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A decoded data set, mapped from disk."""
+
+    name: str
+    classes: tuple[str, ...]
+    channels: int
+    image_size: int
+    splits: dict[str, Split]
+
+
+@dataclass(frozen=True)
+class Source:
+    read: Callable[[], Raw]
+    about: str
+
+
+def digits() -> Raw:
+    """scikit-learn's 1,797 digits; none published, so our splits are the first 1,197, the next 300 and the last 300."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    pixels = np.rint(images * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    cuts = {"train": slice(0, 1197), "validation": slice(1197, 1497), "test": slice(1497, None)}
+    return Raw(tuple("0123456789"), {split: (pixels[cut], labels[cut]) for split, cut in cuts.items()})
+
+
+DATASETS: dict[str, Source] = {
+    "digits": Source(digits, "1,797 handwritten digits of 8x8, 10 classes, inside scikit-learn: nothing to download"),
+}
+
+
+def load(name: str, image_size: int) -> Dataset:
+    """The data set at this image size. `package.module:callable` names a function of one's own that returns a Raw."""
+    folder = cache_folder() / f"{name.replace(':', '-')}-{image_size}px-v{FORMAT}"
+    if not (folder / "about.json").exists():
+        decode(name, image_size, folder)
+    about = json.loads((folder / "about.json").read_text())
+    splits = {}
+    for split in about["splits"]:
+        pixels, labels = (np.load(folder / f"{split}-{what}.npy", mmap_mode="c") for what in ("images", "labels"))
+        images = Images(torch.from_numpy(pixels), tuple(about["mean"]), tuple(about["std"]))
+        splits[split] = Split(images, torch.from_numpy(labels))
+    return Dataset(name, tuple(about["classes"]), len(about["mean"]), image_size, splits)
+
+
+def reader(name: str) -> Callable[[], Raw]:
+    if name in DATASETS:
+        return DATASETS[name].read
+    if ":" in name:
+        module, _, function = name.partition(":")
+        try:
+            found: Callable[[], Raw] = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as error:
+            raise BadInput(f"data set '{name}' cannot be imported: {error}") from None
+        return found
+    near = get_close_matches(name, DATASETS, 1)
+    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(DATASETS)}"
+    raise BadInput(f"there is no data set '{name}'; {hint}")
+
+
+def cache_folder() -> Path:
+    """Where decoded arrays lie: the user's cache directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fewlabel" / "decoded"
+
+
+def decode(name: str, image_size: int, folder: Path) -> None:
+    """Reads, resizes and writes the arrays aside, and puts them in place at once."""
+    raw = reader(name)()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".decoding-"))
+        for split, (pixels, labels) in raw.splits.items():
+            np.save(aside / f"{split}-images.npy", resize(pixels, image_size))
+            np.save(aside / f"{split}-labels.npy", labels.astype(np.int64))
+        train = np.load(aside / "train-images.npy", mmap_mode="r")
+        shares = train.reshape(*train.shape[:2], -1).astype(np.float64) / 255
+        mean, std = shares.mean(axis=(0, 2)), np.maximum(shares.std(axis=(0, 2)), 1e-6)
+        about = {"classes": raw.classes, "splits": list(raw.splits), "mean": mean.tolist(), "std": std.tolist()}
+        (aside / "about.json").write_text(json.dumps(about))
+        try:
+            aside.rename(folder)
+        except OSError:  # another process was faster, with the same arrays
+            shutil.rmtree(aside)
+    except OSError as error:
+        raise StorageError(
+            f"the decoded data set '{name}' cannot be written to {folder.parent}: {error.strerror}; "
+            "set XDG_CACHE_HOME to a directory with room"
+        ) from None
+
+
+def resize(pixels: np.ndarray, size: int) -> np.ndarray:
+    """Square uint8 images of this size, bilinear with antialiasing."""
+    if pixels.shape[2:] == (size, size):
+        return pixels
+    chunks = [
+        torch.nn.functional.interpolate(chunk.float(), (size, size), mode="bilinear", antialias=True)
+        for chunk in torch.split(torch.from_numpy(pixels), 4096)
+    ]
+    return torch.cat([chunk.round().clamp(0, 255).to(torch.uint8) for chunk in chunks]).numpy()

@@ -1,0 +1,80 @@
+"""What a site holds: images with labels and images without. The latter have no label that a method could misuse."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fewlabel.data.views import VIEWS
+from fewlabel.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Images:
+    """A split's images, kept once in memory as uint8 [N, C, H, W] and normalised per batch."""
+
+    pixels: Tensor
+    mean: tuple[float, ...]  # per channel, of pixels in 0..1
+    std: tuple[float, ...]
+
+    @cached_property
+    def _affine(self) -> tuple[Tensor, Tensor]:
+        mean, std = torch.tensor(self.mean).view(-1, 1, 1), torch.tensor(self.std).view(-1, 1, 1)
+        return 1 / (255 * std), mean / std
+
+    def view(self, index: Tensor, name: str, rng: torch.Generator) -> Tensor:
+        if name not in VIEWS:
+            raise BadInput(f"there is no view '{name}'; there are {', '.join(VIEWS)}")
+        seen = VIEWS[name](self.pixels[index], rng)
+        scale, shift = self._affine
+        return seen.to(torch.float32).mul_(scale).sub_(shift)
+
+
+def cut(order: Tensor, size: int) -> list[Tensor]:
+    """An order of images as batches. A single image left over joins the batch before: BatchNorm needs two."""
+    batches = list(torch.split(order, size))
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+class Unlabeled:
+    """Images alone. `index` counts this site's unlabeled images from 0."""
+
+    def __init__(self, images: Images, where: Tensor, rng: torch.Generator) -> None:
+        self._images, self._where, self._rng = images, where, rng
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def batches(
+        self, views: tuple[str, ...] = ("weak",), size: int = 64, subset: Tensor | None = None, shuffle: bool = True
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """One pass: for each batch the views asked for, in their order, and the index of its images."""
+        chosen = torch.arange(len(self)) if subset is None else subset
+        order = chosen[torch.randperm(len(chosen), generator=self._rng)] if shuffle else chosen
+        for index in cut(order, size):
+            yield (*(self._images.view(self._where[index], view, self._rng) for view in views), index)
+
+    def with_labels(self, index: Tensor, y: Tensor) -> "Labeled":
+        """A fixed pseudo-labeled set."""
+        return Labeled(self._images, self._where[index], y, self._rng)
+
+
+class Labeled:
+    """Images with their labels."""
+
+    def __init__(self, images: Images, where: Tensor, y: Tensor, rng: torch.Generator) -> None:
+        self._images, self._where, self._rng = images, where, rng
+        self.y = y
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def batches(self, view: str = "weak", size: int = 64, shuffle: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass: images and labels."""
+        order = torch.randperm(len(self), generator=self._rng) if shuffle else torch.arange(len(self))
+        for index in cut(order, size):
+            yield self._images.view(self._where[index], view, self._rng), self.y[index]

@@ -1,0 +1,25 @@
+"""Errors that a person reads: one sentence that says what is wrong and what mends it, and the command's exit code."""
+
+
+class FewLabelError(Exception):
+    """Something a user can mend. The command prints the sentence and leaves with `exit_code`, without a traceback."""
+
+    exit_code = 1
+
+
+class BadInput(FewLabelError):
+    """A setting, file or name that cannot be used as given."""
+
+    exit_code = 2
+
+
+class RunFailed(FewLabelError):
+    """A run that could not go on; what it had computed is kept and it can be resumed."""
+
+    exit_code = 3
+
+
+class StorageError(FewLabelError):
+    """A directory, disk or stored file that cannot be read or written."""
+
+    exit_code = 4

@@ -1,0 +1,200 @@
+"""Metrics of a classifier from counts that add up, so one machine and many sites measure with the same code.
+
+A site that may not share predictions shares `Counts`. Their sum gives the metrics of all sites together: exact, but for
+the AUC, which comes from histograms with a bound on its error. Inputs may be on any device, counts are on the CPU.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from fewlabel.errors import BadInput
+
+BINS = 4096
+THRESHOLD = 0.4  # FedIRM's
+
+Metrics = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one set of images adds to the metrics. Only counts made with one threshold may be merged."""
+
+    confusion: Tensor  # int64 [C, C]: row = true class, column = predicted class (ties to the lowest)
+    above: Tensor  # int64 [C, 2]: of the images not of class c / of class c, those with score_c > threshold
+    histogram: Tensor | None = None  # int64 [C, 2, BINS]: scores of each class's negatives and positives, over [0, 1]
+
+
+def count(scores: Tensor, y: Tensor, *, threshold: float = THRESHOLD, histogram: bool = False) -> Counts:
+    """Count the probabilities `scores` [N, C] against the classes `y` [N]; the histogram is for a pooled AUC."""
+    scores, y = _checked(scores, y)
+    classes = scores.shape[1]
+    confusion = torch.bincount(y * classes + scores.argmax(1), minlength=classes**2).view(classes, classes)
+    positive, over = y[:, None] == torch.arange(classes), scores > threshold
+    above = torch.stack([(over & ~positive).sum(0), (over & positive).sum(0)], 1)
+    if not histogram:
+        return Counts(confusion, above)
+    # Clamping keeps the order of the scores, so a rounding error beyond [0, 1] cannot break the bound.
+    bins = (scores * BINS).long().clamp(0, BINS - 1)
+    cells = (2 * torch.arange(classes) + positive.long()) * BINS + bins
+    return Counts(confusion, above, torch.bincount(cells.flatten(), minlength=2 * classes * BINS).view(-1, 2, BINS))
+
+
+def merge(parts: Iterable[Counts]) -> Counts:
+    """The counts of all parts together."""
+    parts = list(parts)
+    histograms = [part.histogram for part in parts if part.histogram is not None]
+    if len(histograms) not in (0, len(parts)):
+        raise BadInput("Only some of the counts to merge hold a histogram; count with histogram=True everywhere.")
+    confusion, above = _total(part.confusion for part in parts), _total(part.above for part in parts)
+    return Counts(confusion, above, _total(histograms) if histograms else None)
+
+
+def auc(scores: Tensor, y: Tensor) -> Tensor:
+    """Exact one-vs-rest AUC per class, float64 [C]; ties count one half, NaN without a positive or a negative image."""
+    scores, y = _checked(scores, y)
+    ordered, order = scores.T.contiguous().sort()
+    positive = y[order] == torch.arange(len(order))[:, None]
+    # An image's rank is the mean of the ranks that its ties share; twice that is whole, so the sum is exact.
+    twice_rank = torch.searchsorted(ordered, ordered) + torch.searchsorted(ordered, ordered, right=True) + 1
+    positives = positive.sum(1)
+    twice_won = (twice_rank * positive).sum(1) - positives * (positives + 1)
+    return twice_won.double() / (2 * positives * (len(y) - positives))
+
+
+def pooled_auc(counts: Counts) -> tuple[Tensor, Tensor]:
+    """AUC per class from histograms, and its largest error: half the share of (positive, negative) pairs in one bin."""
+    if counts.histogram is None:
+        raise BadInput("A pooled AUC needs histograms; count with histogram=True.")
+    negative, positive = counts.histogram.double().unbind(1)
+    pairs = negative.sum(1) * positive.sum(1)
+    halves = negative * positive / 2
+    below = negative.cumsum(1) - negative
+    return (positive * below + halves).sum(1) / pairs, halves.sum(1) / pairs
+
+
+def metrics(counts: Counts, class_auc: Tensor | None = None, auc_bound: Tensor | None = None) -> Metrics:
+    """All metrics as fractions, ready for JSON: None where a metric is undefined, never NaN.
+
+    `precision`, `recall` (also called sensitivity), `specificity` and `f1` are macro averages over the classes that
+    occur in y or among the predictions, where 0/0 counts as 0: scikit-learn's default labels with zero_division=0.
+    `balanced_accuracy` is the mean recall over the classes that occur in y, `auc` the mean over those that have one.
+    The `binary_` metrics are FedIRM's (whose code has >=): each class is a decision of its own, score > threshold, and
+    the mean leaves out the classes without a positive image (sensitivity) or without a negative one (specificity).
+    `auc_bound`, the mean of the bounds, is there only if the AUC was pooled.
+    """
+    confusion = counts.confusion.double()
+    right, true, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    images = true.sum()
+    rest = images - true
+    false_alarms, hits = counts.above.double().unbind(1)
+    occurs = true + predicted > 0
+
+    def macro(part: Tensor, whole: Tensor) -> float | None:
+        return _mean((part / whole).nan_to_num(0.0)[occurs])
+
+    result: Metrics = {
+        "images": int(images),
+        "accuracy": _mean(right.sum() / images),
+        "balanced_accuracy": _mean(right / true),
+        "precision": macro(right, predicted),
+        "recall": macro(right, true),
+        "specificity": macro(rest - (predicted - right), rest),
+        "f1": macro(2 * right, true + predicted),
+        "auc": None if class_auc is None else _mean(class_auc),
+        "recall_per_class": _listed(right / true),
+        "auc_per_class": None if class_auc is None else _listed(class_auc),
+        "binary_accuracy": _mean((hits + rest - false_alarms) / images),
+        "binary_sensitivity": _mean(hits / true),
+        "binary_specificity": _mean((rest - false_alarms) / rest),
+        "confusion": counts.confusion.tolist(),
+    }
+    return result if auc_bound is None else result | {"auc_bound": _mean(auc_bound)}
+
+
+def measure(scores: Tensor, y: Tensor, threshold: float = THRESHOLD) -> Metrics:
+    """All metrics, with the exact AUC, where the predictions are at hand."""
+    return metrics(count(scores, y, threshold=threshold), auc(scores, y))
+
+
+def predict(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
+    """The model's probabilities [N, C] in float32; every module's training flag is left as it was."""
+    flags = [(module, module.training) for module in model.modules()]
+    parts = []
+    model.eval()
+    try:
+        for x in batches:
+            # Around the model alone: tensors that a loader makes and keeps in inference mode could not be trained on.
+            with torch.inference_mode():
+                parts.append(model(x).float().softmax(1))
+    finally:
+        for module, training in flags:
+            module.training = training
+    if not parts:
+        raise BadInput("There is no batch to predict; a set without images needs one batch of length 0.")
+    return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Pseudo-labels given to images whose true label the method never sees, judged from outside the method."""
+
+    total: int  # unlabeled images of the clients that took part
+    used: Tensor  # int64 [C]: pseudo-labels given, by pseudo-label
+    correct: Tensor  # int64 [C]: of which right
+
+    def to_json(self) -> dict[str, Any]:
+        return {"total": self.total, "used": self.used.tolist(), "correct": self.correct.tolist()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(int(data["total"]), torch.tensor(data["used"]), torch.tensor(data["correct"]))
+
+
+def audit_metrics(audit: Audit) -> Metrics:
+    """How many images got a pseudo-label, and how many of these labels are right; None where nothing was labeled."""
+    used, correct = audit.used.double(), audit.correct.double()
+    return {
+        "coverage": _mean(used.sum() / audit.total),
+        "precision": _mean(correct.sum() / used.sum()),
+        "precision_per_class": _listed(correct / used),
+        "used_per_class": audit.used.tolist(),
+    }
+
+
+def merge_audits(parts: Iterable[Audit]) -> Audit:
+    """The audit of all parts together."""
+    parts = list(parts)
+    used, correct = _total(part.used for part in parts), _total(part.correct for part in parts)
+    return Audit(sum(part.total for part in parts), used, correct)
+
+
+def _checked(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    scores, y = scores.detach().cpu(), y.detach().cpu()
+    if scores.ndim != 2 or scores.shape[1] == 0 or not scores.is_floating_point():
+        raise BadInput(f"Scores must be a table of floats, images by classes, not {scores.dtype} {list(scores.shape)}.")
+    if not scores.isfinite().all():
+        raise BadInput("Scores must be finite, but some are NaN or infinite: the model has probably diverged.")
+    if y.shape != scores.shape[:1] or y.is_floating_point():
+        raise BadInput(f"Labels must be {len(scores)} whole numbers, one per image, not {y.dtype} {list(y.shape)}.")
+    if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < scores.shape[1]:
+        raise BadInput(f"Labels must lie in 0..{scores.shape[1] - 1}, but run from {int(y.min())} to {int(y.max())}.")
+    return scores, y.long()
+
+
+def _total(counts: Iterable[Tensor]) -> Tensor:
+    parts = list(counts)
+    if len({part.shape for part in parts}) != 1:
+        raise BadInput("Counts can be merged only if there are some and all of them have the same classes.")
+    return torch.stack(parts).sum(0)
+
+
+def _mean(values: Tensor) -> float | None:
+    return _listed(values.nanmean())[0]  # NaN is undefined, and left out
+
+
+def _listed(values: Tensor) -> list[float | None]:
+    return [None if value != value else value for value in values.double().flatten().tolist()]

@@ -1,0 +1,208 @@
+"""The experiment: one frozen object that says everything a result depends on, read strictly from TOML.
+
+Plain dataclasses, because methods and messages are dataclasses too: one kind of object, read by `strict`, sent by
+`wire`, and nothing to learn beside it.
+"""
+
+import importlib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from fewlabel import strict
+from fewlabel.errors import BadInput, StorageError
+from fewlabel.strict import Count, Natural, Positive, Share
+
+
+@dataclass(frozen=True)
+class Data:
+    name: str = "digits"
+    image_size: Count | None = None  # images are resized to it once; by default what the network prefers
+
+
+@dataclass(frozen=True)
+class Net:
+    name: str = "simple-cnn"
+    norm: Literal["batch", "group"] = "batch"
+    dropout: Share | None = None  # before the classifier; by default the network's own
+    pretrained: bool = False
+    # BatchNorm's statistics: averaged with the weights, kept at each client, or recomputed over clients' images
+    buffers: Literal["global", "local", "recomputed"] = "global"
+
+
+@dataclass(frozen=True)
+class Clients:
+    count: Count = 10
+    partition: str = "dirichlet"
+    alpha: Positive = 0.8  # of the Dirichlet distribution
+    balanced: bool = True  # a client with its fair share of images gets no more
+    min_size: Count = 10
+    per_round: Count | None = None  # how many take part in a round; by default all
+    dropout: Share = 0.0  # chance of a client to be silent when it is asked
+    min_replies: Natural = 0
+
+
+@dataclass(frozen=True)
+class Labels:
+    at: Literal["some-clients", "every-client", "server"] = "some-clients"
+    clients: Count = 1  # some-clients: how many are fully labeled
+    fraction: Share = 0.1  # every-client: share of each client's images
+    per_class: Count | None = None  # every-client (instead of a fraction) and server: labeled images of each class
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    every: Count = 1  # rounds
+    local: bool = False  # also the clients' own models, on the test set, where a method shows them
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    rounds: Count = 10
+    seconds: Positive = 60.0
+
+
+# Rows of every table that are FedAvg in an experiment of their own: name -> (method, settings, explanation).
+ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "labels-only": ("fedavg", {}, "FedAvg among the labeled clients: the floor of every table."),
+    "all-labels": (
+        "fedavg",
+        {"labels": {"at": "every-client", "fraction": 1.0}},
+        "FedAvg in the same experiment with every label: the ceiling of every table.",
+    ),
+}
+
+
+def read_method(table: Any, where: str = "method") -> Any:
+    """A method from its table: its name, and whatever of its settings differs from the defaults of that name."""
+    from fewlabel.federation import check_method
+    from fewlabel.methods import METHODS
+
+    table = {"name": table} if isinstance(table, str) else dict(table)
+    name = table.pop("name", "fedavg")
+    if name in METHODS:
+        base = METHODS[name]
+    elif ":" in str(name):
+        module, _, attribute = name.partition(":")
+        try:
+            base = getattr(importlib.import_module(module), attribute)()
+        except (ImportError, AttributeError, TypeError) as error:
+            raise BadInput(f"method '{name}' cannot be imported: {error}") from None
+    else:
+        raise BadInput(unknown("method", name, [*METHODS, *ROWS]))
+    check_method(type(base))
+    return strict.read(type(base), overlay(strict.plain(base), table), where)
+
+
+def unknown(what: str, name: Any, known: Iterable[str]) -> str:
+    """The sentence for a name that is not in a table."""
+    near = get_close_matches(str(name), list(known), 1)
+    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}"
+    return f"there is no {what} '{name}'; {hint}"
+
+
+def plain_method(method: Any) -> dict[str, Any]:
+    from fewlabel.methods import METHODS
+
+    known = [name for name, base in METHODS.items() if type(base) is type(method)]
+    name = known[0] if known else f"{type(method).__module__}:{type(method).__qualname__}"
+    return {"name": name, **strict.plain(method)}
+
+
+def overlay(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested tables with some entries changed."""
+    result = dict(base)
+    for key, value in changes.items():
+        under = result.get(key)
+        result[key] = overlay(under, value) if isinstance(under, dict) and isinstance(value, Mapping) else value
+    return result
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a result depends on. Two runs of equal experiments give the same bits."""
+
+    method: Any = field(default="fedavg", metadata={"read": read_method, "plain": plain_method})
+    name: str = ""  # the row's name in tables; by default the method's
+    seed: Natural = 0
+    rounds: Count = 30
+    threads: Count = 1  # of PyTorch, per worker: part of the experiment, because sums depend on it
+    data: Data = Data()
+    model: Net = Net()
+    clients: Clients = Clients()
+    labels: Labels = Labels()
+    evaluate: Evaluate = Evaluate()
+    checkpoint: Checkpoint = Checkpoint()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.method, str):
+            row = ROWS.get(self.method)
+            object.__setattr__(self, "name", self.name or self.method)
+            object.__setattr__(self, "method", read_method(row[0] if row else self.method))
+            if row:
+                changed = {key: replace(getattr(self, key), **table) for key, table in row[1].items()}
+                for key, value in changed.items():
+                    object.__setattr__(self, key, value)
+        if not self.name:
+            object.__setattr__(self, "name", plain_method(self.method)["name"])
+        for part in fields(Experiment):
+            given, default = getattr(self, part.name), part.default
+            if isinstance(given, str) and isinstance(default, Data | Net):  # data="digits" is data=Data(name="digits")
+                object.__setattr__(self, part.name, replace(default, name=given))
+        strict.check(self)
+        from fewlabel.data.partition import PARTITIONS
+
+        if self.clients.partition not in PARTITIONS:
+            raise BadInput(unknown("clients.partition", self.clients.partition, PARTITIONS))
+        if self.labels.at not in self.method.settings:
+            places = ", ".join(sorted(self.method.settings))
+            raise BadInput(f"{self.name} cannot use labels.at = '{self.labels.at}'; it is made for {places}")
+        if self.labels.at == "some-clients" and self.labels.clients > self.clients.count:
+            raise BadInput(
+                f"labels.clients = {self.labels.clients} is more than clients.count = {self.clients.count}; "
+                "lower the first or raise the second"
+            )
+        if self.clients.min_replies > (self.clients.per_round or self.clients.count):
+            raise BadInput("clients.min_replies is more than the clients that take part in a round; lower it")
+
+
+def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
+    """An experiment from a TOML table and `a.b=c` overrides, which win."""
+    data = deepcopy(dict(table))
+    if isinstance(data.get("method"), str):
+        data["method"] = {"name": data["method"]}
+    for change in changes:
+        key, sign, value = change.partition("=")
+        if not sign:
+            raise BadInput(f"--set takes a.b=c, found '{change}'")
+        key = "method.name" if key.strip() == "method" else key.strip()
+        strict.assign(data, key, strict.parse(value.strip()))
+    method = data.get("method", {})
+    name = method.get("name", "fedavg") if isinstance(method, dict) else method
+    data.setdefault("name", name)
+    if row := ROWS.get(name):
+        data = overlay(data, {"method": {"name": row[0]}, **row[1]})
+    return strict.read(Experiment, data)
+
+
+def load(path: Path, changes: Sequence[str] = ()) -> Experiment:
+    try:
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadInput(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{path} is not valid TOML: {error}") from None
+    return read(table, changes)
+
+
+def dumps(experiment: Experiment) -> str:
+    """The resolved experiment; reading it gives an equal one."""
+    return tomli_w.dumps(strict.plain(experiment))

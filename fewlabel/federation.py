@@ -1,0 +1,305 @@
+"""The contract between a method and whatever runs it: sites, tasks, replies, and the round loop.
+
+A method is a frozen dataclass whose fields are its hyper-parameters. It talks to its clients through `Federation.run`
+alone, so the same file runs in one process, in many, and across hospitals. The types that leave a site are those in
+the annotations of its tasks, and `wire` admits nothing else.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from fewlabel import tree, wire
+from fewlabel.data.sets import Labeled, Unlabeled
+from fewlabel.errors import BadInput, RunFailed
+from fewlabel.rng import Rng
+from fewlabel.tree import Tree
+
+S = TypeVar("S")
+C = TypeVar("C")
+M = TypeVar("M")
+U = TypeVar("U")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Setting(StrEnum):
+    """Where labels may be."""
+
+    SOME_CLIENTS = "some-clients"
+    EVERY_CLIENT = "every-client"
+    SERVER = "server"
+
+
+SOME_CLIENTS, EVERY_CLIENT, SERVER = Setting
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What a client publishes about itself, and nothing more."""
+
+    id: int
+    num_labeled: int
+    num_unlabeled: int
+
+    @property
+    def size(self) -> int:
+        return self.num_labeled + self.num_unlabeled
+
+
+class Site(Generic[C]):
+    """A place that holds data, a client or the server, for the length of one task."""
+
+    def __init__(
+        self,
+        info: ClientInfo,
+        *,
+        round: int,
+        rounds: int,
+        num_classes: int,
+        model: nn.Module,
+        rng: Rng,
+        labeled: Labeled | None = None,
+        unlabeled: Unlabeled | None = None,
+        validation: Labeled | None = None,
+        state: C | None = None,
+        buffers: str = "global",
+        statistics: Tree | None = None,
+        audit: Callable[[Tensor, Tensor, int], None] | None = None,
+        score: Callable[[Tree], None] | None = None,
+    ) -> None:
+        self.info = info
+        self.round, self.rounds, self.num_classes = round, rounds, num_classes
+        self.labeled, self.unlabeled, self.validation = labeled, unlabeled, validation
+        self.model = model  # scratch: whatever it holds is another client's leftover until `load`
+        self.rng = rng
+        self.state = state  # private, kept between rounds, committed only if the task succeeds
+        self._buffers, self.statistics = buffers, statistics
+        self._audit, self._score = audit, score
+
+    def load(self, weights: Tree) -> nn.Module:
+        """The scratch network with these weights, and the statistics that the experiment's policy gives this site."""
+        own = self.statistics if self._buffers != "global" and self.statistics else {}
+        complete = tree.of(self.model) | weights if weights.keys() != self.model.state_dict().keys() else weights
+        self.model.load_state_dict(complete | own)
+        return self.model
+
+    def weights(self) -> Tree:
+        """A copy of the scratch network's state, as far as the policy for statistics lets it leave the site."""
+        state = tree.of(self.model)
+        if self._buffers == "global":
+            return state
+        if self._buffers == "local":
+            self.statistics = tree.statistics(state)
+        return tree.parameters(state)
+
+    def audit(self, index: Tensor, pseudo_label: Tensor, epoch: int = 0) -> None:
+        """Shows pseudo-labels to whoever scores them from outside; a no-op in deployment."""
+        if self._audit is not None:
+            self._audit(index, pseudo_label, epoch)
+
+    def score(self, weights: Tree) -> None:
+        """Shows a local model to whoever measures it from outside, in evaluated rounds; a no-op in deployment."""
+        if self._score is not None:
+            self._score(weights)
+
+
+@dataclass(frozen=True)
+class Reply(Generic[U]):
+    """One upload, with the number of the job that it answers and the client's info as of that job."""
+
+    job: int
+    client: ClientInfo
+    upload: U
+
+
+class Federation(Protocol):
+    """What a method sees of the world while it plays one round at the server."""
+
+    clients: Sequence[ClientInfo]
+    server: Site[None]
+    round: int  # 1, 2, …; 0 while the method is being initialised
+    rounds: int
+    num_classes: int
+
+    @property
+    def labeled(self) -> Sequence[ClientInfo]: ...
+
+    @property
+    def unlabeled(self) -> Sequence[ClientInfo]: ...
+
+    def sample(
+        self, k: int | None = None, among: Sequence[ClientInfo] | None = None, *, name: str = ""
+    ) -> list[ClientInfo]:
+        """k clients at random, without replacement; by default as many as the experiment lets take part in a round."""
+
+    def run(self, task: Callable[[Any, M], U | None], jobs: Iterable[tuple[ClientInfo, M]]) -> Iterator[Reply[U]]:
+        """Runs an `@on_client` task for each (client, message); uploads come lazily, in job order.
+
+        A client that dropped out, failed or had nothing to send has no reply.
+        """
+
+    def map(self, task: Callable[[Any, M], R], items: Iterable[M]) -> Iterator[R]:
+        """Runs an `@on_server` task on the server's own data for each item, spread over the workers, in order."""
+
+    def rng(self, *names: int | str) -> Rng: ...
+
+    def log(self, **scalars: float) -> None:
+        """Numbers for this round's line in rounds.jsonl."""
+
+    def finish_round(self, weights: Tree | None) -> None:
+        """Called by the round loop with the model after the round."""
+
+
+class Method(Protocol[S]):
+    """A federated method: a frozen dataclass whose fields are its hyper-parameters."""
+
+    settings: ClassVar[frozenset[Setting]]
+
+    def init(self, fed: Federation) -> S:
+        """The server's first state. May ask clients for statistics, never trains."""
+
+    def round(self, state: S, fed: Federation) -> S:
+        """One communication round, of any number of phases."""
+
+    def model(self, state: S) -> Tree | None:
+        """The weights that are evaluated and shipped; None where there is no shared model."""
+
+
+class TooFewReplies(RunFailed):
+    """A phase had fewer replies than clients.min_replies asks for."""
+
+
+class ClientError(RunFailed):
+    """A client's task failed, or its upload was refused."""
+
+    def __init__(self, client: int, task: str, round: int, cause: str) -> None:
+        super().__init__(f"client {client} failed in '{task}' of round {round}: {cause}")
+        self.client, self.task, self.round = client, task, round
+
+
+def on_client(function: F) -> F:
+    """Marks a method's function as a task that runs where a client's data are."""
+    return _mark(function, "client")
+
+
+def on_server(function: F) -> F:
+    """Marks a method's function as a task that runs on the server's own data."""
+    return _mark(function, "server")
+
+
+def _mark(function: F, place: str) -> F:
+    function.places = getattr(function, "places", frozenset()) | {place}  # type: ignore[attr-defined]
+    return function
+
+
+@dataclass(frozen=True)
+class Task:
+    """A marked function and the types in its annotations: all that may cross between server and site."""
+
+    name: str
+    places: frozenset[str]
+    state: Any
+    message: Any
+    upload: Any
+
+
+@cache
+def tasks(method: Any) -> dict[str, Task]:
+    """The tasks of a method. Nothing else of it can be called from afar."""
+    found = {}
+    for name, function in inspect.getmembers(method, inspect.isfunction):
+        if not hasattr(function, "places"):
+            continue
+        hints, parameters = get_type_hints(function), list(inspect.signature(function).parameters)
+        missing = [p for p in [*parameters[1:], "return"] if p not in hints]
+        if len(parameters) != 3 or missing:
+            raise BadInput(f"{method.__name__}.{name} must be (self, site: Site[…], message: …) -> …, all annotated")
+        site = hints[parameters[1]]
+        state = get_args(site)[0] if get_origin(site) is Site else type(None)
+        task = Task(name, function.places, state, hints[parameters[2]], hints["return"])
+        for kind in (task.state, task.message, task.upload):
+            wire.check_kind(kind)
+        found[name] = task
+    return found
+
+
+def task_of(method: Any, function: Callable[..., Any], place: str) -> Task:
+    """The task behind a bound method, if it is one of this method's own for this place."""
+    task = tasks(type(method)).get(getattr(function, "__name__", ""))
+    if task is None or place not in task.places or getattr(function, "__self__", None) != method:
+        raise BadInput(f"{function} is not marked @on_{place} in {type(method).__name__}")
+    return task
+
+
+def state_kind(method: type) -> Any:
+    """The type of a method's server state: what `round` says it returns."""
+    return get_type_hints(method.round).get("return")  # type: ignore[attr-defined]
+
+
+def check_method(method: type) -> None:
+    """Says in one sentence where a class does not keep the contract."""
+    name = method.__name__
+    if not (is_dataclass(method) and method.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        raise BadInput(f"method {name} must be a frozen dataclass, its fields the hyper-parameters")
+    if missing := [part for part in ("settings", "init", "round", "model") if not hasattr(method, part)]:
+        raise BadInput(f"method {name} lacks {', '.join(missing)}")
+    if not tasks(method):
+        raise BadInput(f"method {name} has no task marked @on_client or @on_server")
+    try:
+        wire.check_kind(state_kind(method))
+    except TypeError as error:
+        raise BadInput(f"method {name}: what round() returns cannot be stored: {error}") from None
+
+
+def broadcast(clients: Iterable[ClientInfo], message: M) -> Iterator[tuple[ClientInfo, M]]:
+    """One message to all of them, the largest client first, so that the last to finish is a small one."""
+    return ((client, message) for client in sorted(clients, key=lambda c: (-c.size, c.id)))
+
+
+def perform(method: Any, task: Task, site: Site[Any], message: bytes) -> bytes | None:
+    """Runs one task at a site, from the bytes of its message to the bytes of its upload."""
+    with site.rng.stream("global").scope():
+        upload = getattr(method, task.name)(site, wire.unpack(task.message, message))
+    return None if upload is None else wire.pack(upload, task.upload)
+
+
+def accept(task: Task, client: ClientInfo, round: int, data: bytes, network: Tree) -> Any:
+    """An upload as the method sees it: of the declared type, finite, and of the network's own shapes."""
+    try:
+        upload = wire.unpack(task.upload, data, finite=True)
+        wire.check_like(upload, network)
+    except wire.WireError as error:
+        raise ClientError(client.id, task.name, round, f"its upload is refused: {error}") from None
+    return upload
+
+
+@torch.no_grad()
+def batch_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Tree:
+    """BatchNorm's statistics of these images under the model's weights: the mean over equally weighted batches."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a cumulative mean
+    model.train()
+    for images in batches:
+        model(images)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    return tree.statistics(tree.of(model))
+
+
+def train(method: Method[S], fed: Federation, state: S, start: int = 1) -> Iterator[tuple[int, S]]:
+    """The round loop: yields each round's number and the state after it."""
+    for number in range(start, fed.rounds + 1):
+        fed.round = number
+        state = method.round(state, fed)
+        fed.finish_round(method.model(state))
+        yield number, state

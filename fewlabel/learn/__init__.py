@@ -1,0 +1,1 @@
+"""Pure functions that the methods share: the training loop and its losses."""

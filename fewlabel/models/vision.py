@@ -1,0 +1,138 @@
+"""torchvision's networks, cut into backbone and head, and the safe way to their ImageNet weights.
+
+resnet18        CBAFed's: the stem made for ImageNet (7x7, stride 2, max-pool)
+resnet18_cifar  RSCFed's for ISIC: a 3x3 stem with stride 1, no max-pool, and RSCFed's three-layer head
+densenet121     FedIRM's: dropout before a classifier whose bias starts at 0
+vit_tiny        CBAFed's second backbone, in DeiT's tiny size: 192 wide, 12 layers, 3 heads
+
+torchvision is imported inside the functions because that takes seconds. Its own names of weights stay below
+`backbone.`, and for three channels a seed draws the very numbers that it draws in torchvision (but for the CIFAR stem).
+"""
+
+import hashlib
+import pickle
+import re
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadInput, StorageError
+from .parts import Network, head, replace, rscfed_head
+
+# torch.hub waits for ever; whoever is offline should hear of it at once.
+CONNECT_SECONDS = 10
+
+
+def resnet18(
+    in_channels: int, num_classes: int, image_size: int, *, dropout: float = 0.0, pretrained: bool = False
+) -> Network:
+    from torchvision.models import ResNet18_Weights
+    from torchvision.models import resnet18 as torchvision_resnet18
+
+    net = torchvision_resnet18(num_classes=num_classes)
+    classifier, net.fc = net.fc, nn.Identity()
+    if in_channels != 3:
+        net.conv1 = _resnet_stem(nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False))
+    if pretrained:
+        state = imagenet_weights(ResNet18_Weights.IMAGENET1K_V1.url)
+        _load(net, state, stem="conv1.weight", classifier="fc.", in_channels=in_channels)
+    return Network(net, head(classifier, dropout))
+
+
+def resnet18_cifar(in_channels: int, num_classes: int, image_size: int, *, dropout: float = 0.0) -> Network:
+    from torchvision.models import resnet18 as torchvision_resnet18
+
+    net = torchvision_resnet18()
+    net.conv1 = _resnet_stem(nn.Conv2d(in_channels, 64, 3, padding=1, bias=False))
+    net.maxpool = nn.Identity()
+    net.fc = nn.Identity()
+    return Network(net, rscfed_head(512, num_classes, dropout))
+
+
+def densenet121(
+    in_channels: int, num_classes: int, image_size: int, *, dropout: float = 0.2, pretrained: bool = False
+) -> Network:
+    from torchvision.models import DenseNet121_Weights
+    from torchvision.models import densenet121 as torchvision_densenet121
+
+    net = torchvision_densenet121(num_classes=num_classes)
+    classifier, net.classifier = net.classifier, nn.Identity()
+    if in_channels != 3:
+        net.features.conv0 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
+        nn.init.kaiming_normal_(net.features.conv0.weight)
+    if pretrained:
+        state = imagenet_weights(DenseNet121_Weights.IMAGENET1K_V1.url)
+        # The stored file is older than PyTorch's ban on dots in module names.
+        state = {re.sub(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)", r"\1", key): state[key] for key in state}
+        _load(net, state, stem="features.conv0.weight", classifier="classifier.", in_channels=in_channels)
+    return Network(net, head(classifier, dropout))
+
+
+def vit_tiny(in_channels: int, num_classes: int, image_size: int, *, dropout: float = 0.0) -> Network:
+    from torchvision.models import VisionTransformer
+
+    # 16 is what it was made with at 224 pixels; at 32 that would leave four patches, 4 leaves 64.
+    patch = 4 if image_size <= 64 else 16
+    if image_size % patch:
+        raise BadInput(f"vit-tiny cuts images into patches of {patch}, so image_size {image_size} must divide by it.")
+    net = VisionTransformer(
+        image_size, patch, num_layers=12, num_heads=3, hidden_dim=192, mlp_dim=768, num_classes=num_classes
+    )
+    classifier, net.heads = net.heads.head, nn.Identity()
+    if in_channels != 3:
+        net.conv_proj = nn.Conv2d(in_channels, 192, patch, stride=patch)
+        nn.init.trunc_normal_(net.conv_proj.weight, std=(in_channels * patch**2) ** -0.5)
+        nn.init.zeros_(net.conv_proj.bias)
+    # Its dropouts have rate 0, but Monte-Carlo code that looks for dropout must find it in the head only.
+    replace(net, nn.Dropout, lambda _: nn.Identity())
+    return Network(net, head(classifier, dropout))
+
+
+def _resnet_stem(conv: nn.Conv2d) -> nn.Conv2d:
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv
+
+
+def _load(net: nn.Module, state: dict[str, Tensor], *, stem: str, classifier: str, in_channels: int) -> None:
+    state = {key: value for key, value in state.items() if not key.startswith(classifier)}
+    if in_channels == 1:
+        # A grey image stands for three equal channels, and then the kernels simply add.
+        state[stem] = state[stem].sum(dim=1, keepdim=True)
+    net.load_state_dict(state)
+
+
+def imagenet_weights(url: str) -> dict[str, Any]:
+    """The tensors that `url` names, from torch.hub's directory if they lie there, else downloaded into it.
+
+    Not `load_state_dict_from_url`, which checks only what it downloads and never a file that it finds.
+    """
+    path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+    checksum = path.stem.rpartition("-")[2]
+    way_out = "or set model.pretrained = false"
+    try:
+        if not path.exists():
+            urlopen(Request(url, headers={"User-Agent": "torch.hub"}), timeout=CONNECT_SECONDS).close()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(url, str(path), checksum)
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, HTTPException, RuntimeError) as error:
+        raise StorageError(
+            f"The ImageNet weights {path.name} cannot be had from {url} ({error}): "
+            f"put the file into {path.parent} by hand, {way_out}."
+        ) from error
+    if not found.startswith(checksum):
+        raise StorageError(
+            f"{path} is damaged, its checksum starts with {found[:8]} instead of {checksum}: "
+            f"delete it and it is downloaded again, {way_out}."
+        )
+    try:
+        # The checksum has 32 bits, which an attacker can match: nothing but tensors may be unpickled.
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise StorageError(f"{path} holds more or less than plain tensors: delete it, {way_out}.") from error
+    return state

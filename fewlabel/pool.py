@@ -1,0 +1,241 @@
+"""Who does the jobs of a simulation: this process, or worker processes that serve any number of runs.
+
+Workers take jobs from one socket that they share, so none waits while there is work, and the bytes of messages and
+uploads lie in anonymous memory whose descriptors travel with the jobs: a crash leaves nothing behind.
+"""
+
+import ctypes
+import json
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import sys
+from dataclasses import asdict
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from fewlabel.errors import RunFailed
+from fewlabel.simulate import Job, Outcome, Worker
+
+HEADER = 1 << 16  # a job is a few hundred bytes
+
+
+class WorkerDied(RunFailed):
+    """A worker process ended in the middle of its work."""
+
+
+class Serial:
+    """Does each job at once, in this process."""
+
+    window = 1
+
+    def __init__(self) -> None:
+        self._worker: tuple[str, Worker] | None = None
+        self._outcomes: dict[int, Outcome] = {}
+        self._tickets = 0
+        self._threads = torch.get_num_threads()
+
+    def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
+        if self._worker is None or self._worker[0] != job.run:
+            self._worker = job.run, Worker(Path(job.run))
+        self._tickets += 1
+        self._outcomes[self._tickets] = self._worker[1].attempt(job, message, statistics)
+        return self._tickets
+
+    def ready(self, ticket: int) -> bool:
+        return ticket in self._outcomes
+
+    def wait(self) -> None:
+        raise RuntimeError("a job of this process is ready as soon as it is submitted")
+
+    def collect(self, ticket: int) -> Outcome:
+        return self._outcomes.pop(ticket)
+
+    def discard(self) -> None:
+        self._outcomes.clear()
+        self._worker = None
+
+    def __enter__(self) -> "Serial":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._threads)
+
+
+class Pool:
+    """Does jobs in worker processes."""
+
+    def __init__(self, workers: int, start: str = "fork") -> None:
+        # Like PyTorch's own data loaders, workers are forks that use one thread: they start in milliseconds and share
+        # the parent's imports. More threads, or a device, need processes of their own: "spawn".
+        self.window = 2 * workers
+        self._jobs, job_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._replies, reply_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        context: Any = multiprocessing.get_context(start)
+        mine = (self._jobs, self._replies) if start == "fork" else ()
+        self._processes: list[BaseProcess] = []
+        for number in range(workers):
+            arguments = (number, job_end, reply_end, mine, os.getpid(), list(sys.path))
+            process = context.Process(target=serve, args=arguments, name=f"fewlabel-worker-{number}", daemon=True)
+            process.start()
+            self._processes.append(process)
+        job_end.close()
+        reply_end.close()
+        self._poll = select.poll()
+        for source in (self._replies.fileno(), *(process.sentinel for process in self._processes)):
+            self._poll.register(source, select.POLLIN)
+        self._tickets = 0
+        self._under_way: dict[int, Job] = {}
+        self._at: dict[int, int] = {}  # worker -> ticket
+        self._outcomes: dict[int, Outcome] = {}
+        self._parcel: tuple[bytes, int] = (b"", -1)
+
+    def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
+        self._tickets += 1
+        header = json.dumps({"ticket": self._tickets, "job": asdict(job)}).encode()
+        parcels = [self._shared(message)] + ([] if statistics is None else [parcel(statistics)])
+        try:
+            socket.send_fds(self._jobs, [header], parcels)
+        except OSError:
+            self._died()
+        finally:
+            for descriptor in parcels[1:]:
+                os.close(descriptor)
+        self._under_way[self._tickets] = job
+        return self._tickets
+
+    def ready(self, ticket: int) -> bool:
+        return ticket in self._outcomes
+
+    def wait(self) -> None:
+        before = len(self._outcomes)
+        while len(self._outcomes) == before:
+            events = dict(self._poll.poll())
+            if self._replies.fileno() not in events:
+                self._died()
+            self._receive()
+
+    def collect(self, ticket: int) -> Outcome:
+        return self._outcomes.pop(ticket)
+
+    def discard(self) -> None:
+        while self._under_way:
+            self.wait()
+        self._outcomes.clear()
+
+    def _shared(self, message: bytes) -> int:
+        """The descriptor of a message; a broadcast is laid into memory once."""
+        if self._parcel[0] is not message:
+            if self._parcel[1] >= 0:
+                os.close(self._parcel[1])
+            self._parcel = message, parcel(message)
+        return self._parcel[1]
+
+    def _receive(self) -> None:
+        header, descriptors, *_ = socket.recv_fds(self._replies, HEADER, 1)
+        if not header:
+            self._died()
+        reply = json.loads(header)
+        if not descriptors:  # a worker took a job
+            self._at[reply["worker"]] = reply["ticket"]
+            return
+        data = contents(descriptors[0])
+        outside = json.loads(data[: reply["outside"]])
+        payload = data[reply["outside"] :] if reply["payload"] else None
+        del self._under_way[reply["ticket"]]
+        del self._at[reply["worker"]]
+        self._outcomes[reply["ticket"]] = Outcome(payload, **outside)
+
+    def _died(self) -> None:
+        """Says which worker ended, what it was doing, and how to go on."""
+        for number, process in enumerate(self._processes):
+            process.join(0.1)
+            if process.exitcode is not None:
+                job = self._under_way.get(self._at.get(number, 0))
+                doing = str(job) if job else "no job was in its hands"
+                how = f"killed by signal {-process.exitcode}" if process.exitcode < 0 else f"exit {process.exitcode}"
+                self.close()
+                raise WorkerDied(f"a worker process died ({how}) while {doing}; resume to do that round again")
+        raise WorkerDied("the worker processes cannot be reached; resume to go on")
+
+    def close(self) -> None:
+        self._jobs.close()  # the end of the socket is the end of the work
+        for process in self._processes:
+            process.join(0 if self._under_way else 5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._replies.close()
+        if self._parcel[1] >= 0:
+            os.close(self._parcel[1])
+            self._parcel = (b"", -1)
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+
+def parcel(data: bytes) -> int:
+    """Anonymous memory with these bytes, as a descriptor."""
+    descriptor = os.memfd_create("fewlabel")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    return descriptor
+
+
+def contents(descriptor: int) -> bytes:
+    try:
+        size = os.fstat(descriptor).st_size
+        parts, at = [], 0
+        while at < size:
+            parts.append(os.pread(descriptor, size - at, at))
+            at += len(parts[-1])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+    finally:
+        os.close(descriptor)
+
+
+def serve(
+    number: int,
+    jobs: socket.socket,
+    replies: socket.socket,
+    parents: tuple[socket.socket, ...],
+    parent: int,
+    path: list[str],
+) -> None:
+    """A worker's life: job after job, until the parent closes its end or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the round first
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphan goes on computing
+    if os.getppid() != parent:
+        return
+    for end in parents:
+        end.close()
+    sys.path[:] = path
+    torch.set_num_threads(1)
+    worker: tuple[str, Worker] | None = None
+    while True:
+        header, descriptors, *_ = socket.recv_fds(jobs, HEADER, 2)
+        if not header:
+            return
+        request = json.loads(header)
+        job, ticket = Job(**request["job"]), request["ticket"]
+        message, *statistics = [contents(descriptor) for descriptor in descriptors]
+        replies.send(json.dumps({"worker": number, "ticket": ticket}).encode())
+        if worker is None or worker[0] != job.run:
+            worker = job.run, Worker(Path(job.run))
+        outcome = worker[1].attempt(job, message, statistics[0] if statistics else None)
+        told = {"outside": outcome.outside, "failure": outcome.failure, "traceback": outcome.traceback}
+        outside = json.dumps(told).encode()
+        descriptor = parcel(outside + (outcome.payload or b""))
+        answer = {"worker": number, "ticket": ticket, "outside": len(outside), "payload": outcome.payload is not None}
+        socket.send_fds(replies, [json.dumps(answer).encode()], [descriptor])
+        os.close(descriptor)

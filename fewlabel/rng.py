@@ -1,0 +1,53 @@
+"""Random streams with names, so that a draw depends on what it is for and never on who draws it, or when."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+T = TypeVar("T")
+
+
+class Rng:
+    """A stream of random numbers named by its key, such as (seed, "client", round, client, task, call)."""
+
+    def __init__(self, *key: int | str) -> None:
+        self.key = key
+
+    def stream(self, *names: int | str) -> "Rng":
+        """An independent stream below this one."""
+        return Rng(*self.key, *names)
+
+    @cached_property
+    def seed(self) -> int:
+        # The types are part of the text: the name "1" is not the number 1.
+        text = "\x1f".join(f"{type(part).__name__}:{part}" for part in self.key)
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+    @cached_property
+    def torch(self) -> torch.Generator:
+        """For everything that is drawn on tensors."""
+        return torch.Generator().manual_seed(self.seed)
+
+    @cached_property
+    def numpy(self) -> np.random.Generator:
+        """For partitions and samples of clients."""
+        return np.random.Generator(np.random.PCG64(self.seed))
+
+    def sample(self, items: Sequence[T], k: int) -> list[T]:
+        """k of the items without replacement, in their own order."""
+        return [items[i] for i in sorted(self.numpy.choice(len(items), size=k, replace=False))]
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Seeds PyTorch's global generator, for dropout and initializers that draw only from it, and restores it."""
+        before = torch.random.get_rng_state()
+        torch.default_generator.manual_seed(self.seed)
+        try:
+            yield
+        finally:
+            torch.random.set_rng_state(before)

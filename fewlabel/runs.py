@@ -1,0 +1,226 @@
+"""Runs: from an experiment to a directory with its results, resumable at any moment; many of them side by side."""
+
+import json
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as to_safetensors
+
+from fewlabel import checkpoint
+from fewlabel.checkpoint import Checkpoints, Saved
+from fewlabel.data import datasets
+from fewlabel.data.partition import deal
+from fewlabel.errors import BadInput, FewLabelError, StorageError
+from fewlabel.experiment import Experiment, dumps, load
+from fewlabel.federation import state_kind, train
+from fewlabel.pool import Pool, Serial
+from fewlabel.simulate import Executor, Simulation, image_size
+
+SCHEMA = 1  # of summary.json
+Watch = Callable[[dict[str, Any]], None]  # is shown each line of rounds.jsonl as it is written
+
+
+class Interrupted(FewLabelError):
+    """Someone asked the run to stop; it did, after a whole round."""
+
+    exit_code = 130
+
+
+def prepare(experiment: Experiment, directory: Path) -> Path:
+    """Lays out a run: its resolved experiment and who holds which image."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise BadInput(f"{directory} is not empty; continue it with --resume {directory} or choose another --out")
+        dataset = datasets.load(experiment.data.name, image_size(experiment))
+        labels = dataset.splits["train"].labels.numpy()
+        partition = deal(labels, experiment.clients, experiment.labels, experiment.seed)
+        partition.save(directory / "partition.json", labels, dataset.classes)
+        checkpoint.write(directory / "experiment.toml", dumps(experiment).encode())
+    except OSError as error:
+        raise StorageError(f"{directory} cannot be written: {error.strerror}") from None
+    return directory
+
+
+def execute(
+    directory: Path,
+    *,
+    executor: Executor | None = None,
+    workers: int | None = None,
+    watch: Watch | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Runs what `prepare` laid out, or the rest of it, and returns its summary."""
+    if not (directory / "experiment.toml").exists():
+        raise BadInput(f"{directory} holds no run: it has no experiment.toml")
+    if (directory / "summary.json").exists():
+        return summary(directory)
+    with ExitStack() as stack:
+        experiment = load(directory / "experiment.toml")
+        stack.enter_context(checkpoint.lock(directory))
+        chosen = executor or stack.enter_context(workforce(workers, experiment.threads))
+        run = Run(directory.resolve(), chosen, watch or (lambda line: None))
+        try:
+            run.go(stop)
+        except BaseException as error:
+            run.rescue(error)
+            raise
+    return summary(directory)
+
+
+@contextmanager
+def workforce(workers: int | None, threads: int = 1) -> Iterator[Executor]:
+    """As many processes as asked for, by default one per core; one, or none, is this process."""
+    workers = workers or os.cpu_count() or 1
+    if workers == 1 or not hasattr(os, "memfd_create"):
+        with Serial() as serial:
+            yield serial
+    else:
+        with Pool(workers, "fork" if threads == 1 else "spawn") as pool:
+            yield pool
+
+
+@dataclass
+class Pending:
+    """A complete round whose evaluation may still be under way."""
+
+    saved: Saved[Any]
+    line: dict[str, Any]
+    tickets: dict[str, int]
+
+
+class Run:
+    """One run under way."""
+
+    def __init__(self, directory: Path, executor: Executor, watch: Watch) -> None:
+        self.directory, self.watch = directory, watch
+        self.fed = Simulation(directory, executor)
+        self.experiment, self.method = self.fed.experiment, self.fed.method
+        self.checkpoints = Checkpoints(directory / "checkpoint", state_kind(type(self.method)), version("fewlabel"))
+        self.log = directory / "rounds.jsonl"
+        self.pending: Pending | None = None
+        self.last_checkpoint = time.monotonic()
+
+    def go(self, stop: Callable[[], bool]) -> None:
+        saved = self.checkpoints.load()
+        if saved is None:
+            saved = Saved(0, self.method.init(self.fed), None)
+        self.fed.checkpointed, self.fed.statistics = saved.round, saved.statistics
+        self.keep_lines(saved.round)
+        state, began = saved.state, time.monotonic()
+        for number, state in train(self.method, self.fed, saved.state, saved.round + 1):
+            line = {"round": number, "seconds": time.monotonic() - began, **self.fed.take_round()}
+            model = self.method.model(state)
+            tickets = self.fed.evaluate(model) if model is not None and self.fed.evaluated(number) else {}
+            self.settle()
+            self.pending = Pending(Saved(number, state, self.fed.statistics), line, tickets)
+            began = time.monotonic()
+            if stop() and number < self.experiment.rounds:
+                self.settle(keep=True)
+                raise Interrupted(f"stopped after round {number} of {self.experiment.rounds}")
+        self.settle(keep=True)
+        self.finish(state)
+
+    def settle(self, keep: bool = False) -> None:
+        """Writes the line of the last complete round, and a checkpoint of it where one is due."""
+        if self.pending is None:
+            return
+        pending, self.pending = self.pending, None
+        line = pending.line | self.fed.collect(pending.tickets)
+        with self.log.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        self.watch(line)
+        number, due = pending.saved.round, self.experiment.checkpoint
+        if keep or number - self.fed.checkpointed >= due.rounds or self.since_checkpoint() >= due.seconds:
+            self.checkpoints.save(pending.saved)
+            self.fed.checkpointed, self.last_checkpoint = number, time.monotonic()
+
+    def since_checkpoint(self) -> float:
+        return time.monotonic() - self.last_checkpoint
+
+    def rescue(self, error: BaseException) -> None:
+        """Keeps what is complete when a run cannot go on, and the traceback of what went wrong at a client."""
+        if isinstance(error.__cause__, RuntimeError):
+            (self.directory / "error.txt").write_text(str(error.__cause__))
+        try:
+            self.settle(keep=True)
+            self.fed.executor.discard()
+        except (FewLabelError, OSError):  # the first error is the one to tell
+            pass
+
+    def keep_lines(self, rounds: int) -> None:
+        """Drops lines of rounds that are done again."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        kept = [line for line in lines if line.endswith("}") and json.loads(line)["round"] <= rounds]
+        checkpoint.write(self.log, "".join(line + "\n" for line in kept).encode())
+
+    def finish(self, state: Any) -> None:
+        rounds = read_rounds(self.directory)
+        measured = [line for line in rounds if "test" in line]
+        chosen = max(
+            (line for line in measured if "validation" in line), key=lambda r: r["validation"]["accuracy"], default=None
+        )
+        totals = {
+            key: sum(line[key] for line in rounds) for key in ("bytes_up", "bytes_down", "model_bytes", "seconds")
+        }
+        model = self.method.model(state)
+        if model is not None:
+            complete = {**self.fed.initial, **model, **(self.fed.statistics or {})}
+            card: dict[str, Any] = {"version": version("fewlabel"), "experiment": dumps(self.experiment)}
+            card["classes"] = self.fed.world.dataset.classes
+            # One entry, because safetensors writes several in any order, and equal models are to be equal files.
+            data = to_safetensors(complete, {"fewlabel": json.dumps(card)})
+            checkpoint.write(self.directory / "model.safetensors", data)
+        whole = {
+            "schema_version": SCHEMA,
+            "name": self.experiment.name,
+            "data": self.experiment.data.name,
+            "seed": self.experiment.seed,
+            "rounds": self.experiment.rounds,
+            "last": measured[-1] if measured else None,
+            "chosen_on_validation": chosen,
+            "bytes_up": totals["bytes_up"],
+            "bytes_down": totals["bytes_down"],
+            "bytes_of_fedavg": (totals["bytes_up"] + totals["bytes_down"]) / max(1, totals["model_bytes"]),
+            "seconds": totals["seconds"],
+            "peak_memory_bytes": peak_memory(),
+            "partition": self.fed.world.partition.checksum,
+            "versions": versions(),
+        }
+        checkpoint.write(self.directory / "summary.json", json.dumps(whole, indent=1).encode())
+
+
+def peak_memory() -> int:
+    """Of this process and of its largest child, in bytes."""
+    return 1024 * sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def versions() -> dict[str, str]:
+    packages = {name: version(name) for name in ("fewlabel", "torch", "numpy")}
+    return {"python": platform.python_version(), **packages, "cpu": torch.backends.cpu.get_cpu_capability()}
+
+
+def read_rounds(directory: Path) -> list[dict[str, Any]]:
+    """The lines of rounds.jsonl that are whole."""
+    path = directory / "rounds.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def summary(directory: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((directory / "summary.json").read_text())
+    except FileNotFoundError:
+        raise BadInput(f"{directory} has no summary.json: the run is not finished; resume it first") from None
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{directory / 'summary.json'} cannot be read: {error}") from None
+    return found

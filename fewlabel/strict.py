@@ -1,0 +1,223 @@
+"""A misspelt setting must never run as a default: frozen dataclasses from plain tables and back, checked only here."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from fewlabel.errors import BadInput
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers a field may hold, as `lr: Annotated[float, Range(0, open_low=True)]`; None leaves an end free."""
+
+    low: float | None = None
+    high: float | None = None
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, x: float) -> bool:
+        above = self.low is None or x > self.low or (x == self.low and not self.open_low)
+        below = self.high is None or x < self.high or (x == self.high and not self.open_high)
+        return above and below
+
+    def __str__(self) -> str:
+        if None not in (self.low, self.high) and not (self.open_low or self.open_high):
+            return f"from {self.low} to {self.high}"
+        low = [] if self.low is None else [f"{'above' if self.open_low else 'at least'} {self.low}"]
+        high = [] if self.high is None else [f"{'below' if self.open_high else 'at most'} {self.high}"]
+        return " and ".join(low + high)
+
+
+Positive = Annotated[float, Range(0, open_low=True)]
+NonNegative = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+Count = Annotated[int, Range(1)]
+Natural = Annotated[int, Range(0)]
+
+
+def read(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
+    """Build `cls` from a plain table that stands at `where`. What a table leaves out, its own class fills in."""
+    return cast(T, _value(cls, data, where, [_join(where, key) for key in keys(cls)]))
+
+
+def check(value: Any) -> None:
+    """Demand of an object built in Python what `read` demands of a table."""
+    _value(type(value), value, "", None)
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """The table that `read` turns back into `value`."""
+    table = {}
+    for f in fields(value):
+        item = getattr(value, f.name)
+        # TOML has no null. A None is left out, unless leaving it out would bring back another default.
+        if item is not None or f.default is not None:
+            table[f.name] = f.metadata.get("plain", _plain)(item)
+    return table
+
+
+def keys(cls: Any) -> list[str]:
+    """All dotted keys that a table of `cls` may set."""
+    found: list[str] = []
+    for f, hint in _fields(cls):
+        inner = None if "read" in f.metadata else _open(hint)[0]
+        found += [_join(f.name, key) for key in keys(inner)] if is_dataclass(inner) else [f.name]
+    return found
+
+
+def parse(text: str) -> Any:
+    """The value in `--set key=VALUE`: as TOML writes it, so that types are explicit, but words need no quotes."""
+    if text == "none":
+        return None
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except ValueError:
+        return text
+    return table["value"] if len(table) == 1 else text  # a line break in the text could have begun another key
+
+
+def assign(data: dict[str, Any], dotted: str, value: Any) -> None:
+    """Put `value` at `a.b.c`, creating the tables on the way."""
+    *path, last = dotted.split(".")
+    if not (last and all(path)):
+        raise BadInput(f"a setting's name is words joined by dots, found {_shown(dotted)}")
+    for depth, name in enumerate(path, start=1):
+        data = data.setdefault(name, {})
+        if not isinstance(data, dict):
+            raise BadInput(f"cannot set {dotted}: {'.'.join(path[:depth])} must be a table, found {_shown(data)}")
+    data[last] = value
+
+
+def _value(hint: Any, raw: Any, at: str, tree: list[str] | None) -> Any:
+    """`raw` as `hint` demands it. `tree`: the keys to suggest from, or None when `raw` is already built."""
+    core, ranges, optional = _open(hint)
+    built, args, value = tree is None, get_args(core), raw
+    if optional and (raw is None or (not built and raw == "none")):
+        return None
+    classes, kind = _accepts(core, built)
+    if not isinstance(raw, classes) or (isinstance(raw, bool) and core in (int, float)):
+        raise BadInput(f"{at or 'the settings'} must be {kind}, found {_shown(raw)}")
+    if get_origin(core) is Literal:
+        value = "none" if raw is None and not built else raw  # `parse` cannot know that "none" is a choice here
+        if not any(type(value) is type(choice) and value == choice for choice in args):
+            near = _nearest(raw, [choice for choice in args if isinstance(choice, str)])
+            raise BadInput(f"{at} must be {kind}; found {_shown(raw)}" + (f" (did you mean '{near}'?)" if near else ""))
+    elif get_origin(core) is tuple:
+        value = tuple(_value(args[0], item, f"{at}[{i}]", tree) for i, item in enumerate(raw))
+    elif get_origin(core) is dict:
+        names = [_value(str, name, f"a key of {at}", tree) for name in raw]
+        value = {name: _value(args[1], raw[name], _join(at, name), tree) for name in names}
+    elif is_dataclass(core):
+        value = _built(raw, at) if tree is None else _table(core, raw, at, tree)
+    elif core is float:
+        if not abs(raw) <= sys.float_info.max:  # so put, it also refuses nan and a whole number too large for a float
+            raise BadInput(f"{at} must be a finite number, found {_shown(raw)}")
+        value = float(raw)
+    for allowed in ranges:
+        if value not in allowed:
+            raise BadInput(f"{at} must be {allowed}, found {_shown(raw)}")
+    if optional and isinstance(value, str) and value == "none":
+        raise BadInput(f"{at} must not be the text 'none', which a file reads as no value; use None")
+    return value
+
+
+def _table(cls: Any, table: Mapping[str, Any], at: str, tree: list[str]) -> Any:
+    known, given = {f.name: (f, hint) for f, hint in _fields(cls)}, {}
+    for name in table:
+        if name not in known:
+            # A right name in the wrong table is found by its last word.
+            everywhere = {key.rpartition(".")[2]: key for key in tree} | {key: key for key in tree}
+            near = _nearest(name, list(known))
+            key = _join(at, near) if near else everywhere.get(_nearest(name, list(everywhere)))
+            mend = f"did you mean '{key}'?" if key else f"the settings here are: {', '.join(known) or 'none'}"
+            raise BadInput(f"unknown setting '{_join(at, name)}'; {mend}")
+    for name, (f, hint) in known.items():
+        place = _join(at, name)
+        if name in table:
+            custom = f.metadata.get("read")
+            given[name] = custom(table[name], place) if custom else _value(hint, table[name], place, tree)
+        elif f.default is MISSING and f.default_factory is MISSING:
+            kind = "" if "read" in f.metadata else f"; it must be {_accepts(_open(hint)[0], built=False)[1]}"
+            raise BadInput(f"{place} is missing and has no default{kind}")
+    return cls(**given)
+
+
+def _built(value: Any, at: str) -> Any:
+    for f, hint in _fields(type(value)):
+        item, place = getattr(value, f.name), _join(at, f.name)
+        if "read" not in f.metadata:
+            _value(hint, item, place, None)
+        elif is_dataclass(item):
+            _built(item, place)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return plain(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return "none" if value is None else value
+
+
+def _fields(cls: type) -> list[tuple[Field[Any], Any]]:
+    hints = get_type_hints(cls, include_extras=True)
+    return [(f, hints[f.name]) for f in fields(cls)]
+
+
+def _open(hint: Any) -> tuple[Any, list[Range], bool]:
+    """A type taken out of its wrappings: what is inside, the ranges around it, and whether it may be None."""
+    if get_origin(hint) is Annotated:
+        core, ranges, optional = _open(get_args(hint)[0])
+        return core, ranges + [mark for mark in get_args(hint)[1:] if isinstance(mark, Range)], optional
+    if get_origin(hint) in (Union, UnionType):
+        inner = [arg for arg in get_args(hint) if arg is not NoneType]
+        return (*_open(inner[0])[:2], True) if len(inner) == 1 else (hint, [], False)
+    return hint, [], False
+
+
+def _accepts(core: Any, built: bool) -> tuple[Any, str]:
+    """The Python classes that may stand for a type, and the words for them."""
+    if get_origin(core) is Literal:
+        return object, f"one of {', '.join(map(str, get_args(core)))}"
+    if is_dataclass(core):
+        return (core, f"a {core.__name__}") if built else (Mapping, "a table")  # type: ignore[union-attr]
+    kinds: dict[Any, tuple[Any, str]] = {
+        bool: (bool, "true or false"),
+        int: (int, "a whole number"),
+        float: ((int, float), "a number"),
+        str: (str, "text"),
+        tuple: (tuple, "a tuple") if built else ((list, tuple), "a list"),
+        dict: (Mapping, "a table"),
+    }
+    origin = get_origin(core) or core
+    if origin not in kinds or (origin is tuple and get_args(core)[1:] != (...,)):
+        raise TypeError(f"a setting cannot be of type {core}; a method's own types go through metadata['read']")
+    return kinds[origin]
+
+
+def _shown(raw: Any) -> str:
+    if raw is None or isinstance(raw, bool):
+        return str(raw).lower()
+    if isinstance(raw, (int, float, str)):
+        return text if len(text := repr(raw)) <= 80 else f"{text[:77]}..."
+    return "a table" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
+
+
+def _nearest(word: Any, choices: list[str]) -> str:
+    return next(iter(get_close_matches(word.lower(), choices, n=1)), "") if isinstance(word, str) else ""
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name

@@ -1,0 +1,98 @@
+"""Arithmetic on Trees: a network's state as a dictionary of tensors, the currency of the whole system.
+
+A network's state mixes three kinds of entries, and each is treated as what it is:
+
+- parameters, and whatever else is floating point: calculated with;
+- statistics, BatchNorm's running mean and variance: averaged like parameters, no part of a norm or a step;
+- counters, everything that is not floating point: never calculated with.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Tree = dict[str, Tensor]
+Kind = Literal["parameter", "statistic", "counter"]
+
+
+def kind(name: str, value: Tensor) -> Kind:
+    """What an entry is: PyTorch's BatchNorm names its statistics, and its counter is the only integer."""
+    if not value.is_floating_point():
+        return "counter"
+    return "statistic" if name.endswith(("running_mean", "running_var")) else "parameter"
+
+
+def of(module: nn.Module) -> Tree:
+    """A copy of the module's state."""
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def parameters(tree: Tree) -> Tree:
+    return {name: value for name, value in tree.items() if kind(name, value) == "parameter"}
+
+
+def statistics(tree: Tree) -> Tree:
+    """BatchNorm's running statistics with their counters."""
+    return {name: value for name, value in tree.items() if kind(name, value) != "parameter"}
+
+
+def mean(weighted: Iterable[tuple[float, Tree]], default: Tree | None = None) -> Tree:
+    """The weighted mean of a stream of trees, in memory for two of them; of nothing, the default.
+
+    Each tree moves the mean towards itself by its share of the weight so far, so the mean of equal trees is that
+    tree to the bit. A counter of the result is the largest seen.
+    """
+    total, result = 0.0, None
+    for weight, tree in weighted:
+        if weight < 0:
+            raise ValueError(f"a weight must not be negative, found {weight}")
+        if weight == 0:
+            continue
+        total += weight
+        if result is None:
+            result = {name: value.clone() for name, value in tree.items()}
+            continue
+        same_entries(result, tree)
+        floats = [name for name, value in tree.items() if value.is_floating_point()]
+        torch._foreach_lerp_([result[n] for n in floats], [tree[n] for n in floats], weight / total)
+        for name in tree.keys() - set(floats):
+            result[name] = torch.maximum(result[name], tree[name])
+    if result is None:
+        if default is None:
+            raise ValueError("the mean of no trees needs a default")
+        return default
+    return result
+
+
+def add(a: Tree, b: Tree, scale: float = 1.0) -> Tree:
+    """a + scale * b on parameters; statistics and counters are a's."""
+    same_entries(a, b)
+    return {n: torch.add(v, b[n], alpha=scale) if kind(n, v) == "parameter" else v.clone() for n, v in a.items()}
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """a - b on parameters; statistics and counters are a's."""
+    return add(a, b, -1.0)
+
+
+def scale(a: Tree, factor: float) -> Tree:
+    """factor * a on parameters; statistics and counters are a's."""
+    return {n: v * factor if kind(n, v) == "parameter" else v.clone() for n, v in a.items()}
+
+
+def norm(a: Tree) -> float:
+    """The L2 norm of all parameters as one vector, in double precision."""
+    return math.sqrt(sum(float(v.double().square().sum()) for v in parameters(a).values()))
+
+
+def same_entries(a: Tree, b: Tree) -> None:
+    """Trees are calculated with only if they are states of one network."""
+    if a.keys() != b.keys():
+        odd = sorted(a.keys() ^ b.keys())
+        raise ValueError(f"the trees are of different networks: only one of them has {', '.join(odd[:3])}")
+    for name, value in a.items():
+        if value.shape != b[name].shape:
+            raise ValueError(f"'{name}' is {tuple(value.shape)} in one tree and {tuple(b[name].shape)} in the other")

@@ -1,0 +1,323 @@
+"""Metrics against values worked by hand, against scikit-learn, and pooled against whole."""
+
+import itertools
+import json
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as reference
+from torch import Tensor, nn
+
+from fewlabel.errors import BadInput
+from fewlabel.evaluate import (
+    BINS,
+    Audit,
+    Counts,
+    auc,
+    audit_metrics,
+    count,
+    measure,
+    merge,
+    merge_audits,
+    metrics,
+    pooled_auc,
+    predict,
+)
+
+# Six images, two of class 0, three of class 1, one of class 2.
+#                         class 0 class 1 class 2    true predicted
+TINY = torch.tensor(
+    [
+        [0.70, 0.20, 0.10],  # 0    0
+        [0.30, 0.45, 0.25],  # 0    1
+        [0.10, 0.80, 0.10],  # 1    1
+        [0.40, 0.40, 0.20],  # 1    0, a tie that goes to the lowest class
+        [0.05, 0.50, 0.45],  # 1    1
+        [0.20, 0.50, 0.30],  # 2    1
+    ]
+)
+TINY_Y = torch.tensor([0, 0, 1, 1, 1, 2])
+
+
+def random_case(
+    seed: int, n: int, classes: int, *, absent: tuple[int, ...] = (), silent: tuple[int, ...] = (), digits: int = 15
+) -> tuple[Tensor, Tensor]:
+    """Scores that lean to the truth: `absent` classes are not in y, `silent` ones score 0, few `digits` make ties."""
+    rng = np.random.default_rng(seed)
+    y = rng.choice([c for c in range(classes) if c not in absent], size=n)
+    scores = rng.normal(size=(n, classes)) * 2
+    scores[np.arange(n), y] += 1.0
+    scores[:, list(silent)] = -np.inf
+    return torch.from_numpy(scores).softmax(1).round(decimals=digits), torch.from_numpy(y)
+
+
+CASES = {
+    "plain": random_case(0, 500, 5),
+    "ties": random_case(1, 400, 4, digits=1),
+    "two classes": random_case(2, 300, 2),
+    "two classes with ties": random_case(3, 300, 2, digits=1),
+    "absent classes": random_case(4, 300, 6, absent=(0, 4)),
+    "neither in y nor predicted": random_case(5, 200, 4, absent=(3,), silent=(3,)),
+    "one class only": random_case(6, 50, 3, absent=(0, 2)),
+    "never predicted": random_case(7, 200, 3, silent=(1,)),
+}
+CASES["float32 and uint8"] = CASES["plain"][0].float(), CASES["plain"][1].to(torch.uint8)
+each_case = pytest.mark.parametrize(("scores", "y"), CASES.values(), ids=CASES.keys())
+
+
+def same(a: Counts, b: Counts) -> bool:
+    pairs = [(a.confusion, b.confusion), (a.above, b.above), (a.histogram, b.histogram)]
+    return all(x is z is None or (x.dtype == z.dtype == torch.int64 and torch.equal(x, z)) for x, z in pairs)
+
+
+def test_counts_by_hand():
+    counts = count(TINY, TINY_Y, histogram=True)
+    assert counts.confusion.tolist() == [[1, 1, 0], [1, 2, 0], [0, 1, 0]]
+    # Above 0.4 (0.40 itself is not): class 0: 0.70, of class 0. Class 1: 0.45 (is 0), 0.80 and 0.50 (are 1),
+    # 0.50 (is 2). Class 2: 0.45 (is 1).
+    assert counts.above.tolist() == [[0, 1], [2, 2], [1, 0]]
+    assert counts.histogram.shape == (3, 2, BINS)
+    assert counts.histogram.sum(2).tolist() == [[4, 2], [3, 3], [5, 1]]
+    assert counts.histogram[1, 1, BINS // 2] == 1  # 0.50, of class 1, opens the upper half
+    assert count(TINY, TINY_Y).histogram is None
+
+
+def test_metrics_by_hand():
+    result = measure(TINY, TINY_Y)
+    assert result["images"] == 6
+    assert result["accuracy"] == pytest.approx(3 / 6)
+    # Recall: 1 of 2, 2 of 3, 0 of 1.
+    assert result["recall_per_class"] == pytest.approx([1 / 2, 2 / 3, 0])
+    assert result["balanced_accuracy"] == result["recall"] == pytest.approx((1 / 2 + 2 / 3 + 0) / 3)
+    # Precision: 1 of 2 predictions of class 0, 2 of 4 of class 1, class 2 is never predicted: 0.
+    assert result["precision"] == pytest.approx((1 / 2 + 2 / 4 + 0) / 3)
+    # Specificity: of the 4 not of class 0, 3 are not called 0; of the 3 not of class 1, 1; of the 5 not of class 2, 5.
+    assert result["specificity"] == pytest.approx((3 / 4 + 1 / 3 + 5 / 5) / 3)
+    # F1 = 2 right / (true + predicted): 2/(2+2), 4/(3+4), 0/(1+0).
+    assert result["f1"] == pytest.approx((2 / 4 + 4 / 7 + 0) / 3)
+    # AUC, pairs won. Class 0: 0.70 beats all 4 of {.10 .40 .05 .20}, 0.30 beats 3: 7 of 8.
+    # Class 1: against {.20 .45 .50}: 0.80 wins 3, 0.40 wins 1, 0.50 wins 2 and ties one: 6.5 of 9.
+    # Class 2: 0.30 against {.10 .25 .10 .20 .45}: 4 of 5.
+    assert result["auc_per_class"] == pytest.approx([7 / 8, 6.5 / 9, 4 / 5])
+    assert result["auc"] == pytest.approx((7 / 8 + 6.5 / 9 + 4 / 5) / 3)
+    # Binary, right decisions: class 0: 1 of 2 positives, 4 of 4 negatives; class 1: 2 of 3 and 1 of 3;
+    # class 2: 0 of 1 and 4 of 5.
+    assert result["binary_sensitivity"] == pytest.approx((1 / 2 + 2 / 3 + 0) / 3)
+    assert result["binary_specificity"] == pytest.approx((4 / 4 + 1 / 3 + 4 / 5) / 3)
+    assert result["binary_accuracy"] == pytest.approx((5 / 6 + 3 / 6 + 4 / 6) / 3)
+    assert result["confusion"] == [[1, 1, 0], [1, 2, 0], [0, 1, 0]]
+    assert "auc_bound" not in result
+
+
+def test_another_threshold():
+    # Above 0.25: class 0: .70 .30 (both 0) and .40 (is 1).
+    assert count(TINY, TINY_Y, threshold=0.25).above[0].tolist() == [1, 2]
+    assert measure(TINY, TINY_Y, 0.25)["binary_accuracy"] != measure(TINY, TINY_Y)["binary_accuracy"]
+
+
+def test_collapsed_pneumonia_mnist():
+    """Always class 1 on the 624 test images: the values known from papers for a model that has collapsed."""
+    y = torch.cat([torch.zeros(234), torch.ones(390)]).long()
+    scores = torch.tensor([[0.2, 0.8]]).repeat(624, 1)
+    result = measure(scores, y)
+    assert result["images"] == 624
+    assert [100 * result[name] for name in ("accuracy", "precision", "recall", "auc")] == [62.5, 31.25, 50.0, 50.0]
+    assert result["specificity"] == result["balanced_accuracy"] == 0.5
+    value, bound = pooled_auc(count(scores, y, histogram=True))
+    assert value.tolist() == bound.tolist() == [0.5, 0.5]
+
+
+@each_case
+def test_agrees_with_sklearn(scores: Tensor, y: Tensor):
+    result, predicted, truth = measure(scores, y), scores.numpy().argmax(1), y.numpy()
+    classes = scores.shape[1]
+    expected = {"accuracy": reference.accuracy_score(truth, predicted)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "y_pred contains classes not in y_true", "a single label"
+        expected["balanced_accuracy"] = reference.balanced_accuracy_score(truth, predicted)
+    for name in ("precision", "recall", "f1"):
+        score = getattr(reference, f"{name}_score")
+        expected[name] = score(truth, predicted, average="macro", zero_division=0)
+    # Specificity is the recall of "not this class".
+    occurring = np.union1d(truth, predicted)
+    expected["specificity"] = np.mean(
+        [reference.recall_score(truth != c, predicted != c, zero_division=0) for c in occurring]
+    )
+    over = scores.numpy() > 0.4
+    expected["binary_accuracy"] = np.mean([np.mean(over[:, c] == (truth == c)) for c in range(classes)])
+    have, lack = ([c for c in range(classes) if ((truth == c) == side).any()] for side in (True, False))
+    sensitivity = [reference.recall_score(truth == c, over[:, c], zero_division=0) for c in have]
+    specificity = [reference.recall_score(truth != c, ~over[:, c], zero_division=0) for c in lack]
+    expected["binary_sensitivity"] = np.mean(sensitivity)
+    expected["binary_specificity"] = np.mean(specificity)
+    assert {name: result[name] for name in expected} == pytest.approx(expected, abs=1e-12)
+    assert result["confusion"] == reference.confusion_matrix(truth, predicted, labels=range(classes)).tolist()
+
+
+@each_case
+def test_auc_agrees_with_sklearn(scores: Tensor, y: Tensor):
+    exact = auc(scores, y)
+    assert exact.dtype == torch.float64
+    for c, value in enumerate(exact.tolist()):
+        truth = y.numpy() == c
+        if truth.all() or not truth.any():
+            assert math.isnan(value)
+        else:
+            assert value == pytest.approx(reference.roc_auc_score(truth, scores[:, c].numpy()), abs=1e-12)
+
+
+@each_case
+def test_merge_is_the_whole(scores: Tensor, y: Tensor):
+    cuts = [0, 7, 7, 30, len(y)]  # one part is empty
+    parts = [count(scores[a:b], y[a:b], histogram=True) for a, b in itertools.pairwise(cuts)]
+    whole = count(scores, y, histogram=True)
+    assert same(merge(iter(parts)), whole)
+    assert same(merge([merge(parts[:2]), merge(parts[2:])]), whole)
+    assert same(merge(count(scores[a::3], y[a::3]) for a in range(3)), count(scores, y))
+    assert metrics(merge(parts)) == metrics(whole)
+
+
+@pytest.mark.parametrize("sharpness", [0.0, 1.0, 20.0, 200.0])
+def test_pooled_auc_is_within_its_bound(sharpness: float):
+    """Sharp scores crowd into the first and last bins, where a histogram sees least."""
+    scores, y = random_case(9, 3000, 4)
+    scores = (scores.log() * sharpness).softmax(1)
+    value, bound = pooled_auc(count(scores, y, histogram=True))
+    assert ((value - auc(scores, y)).abs() <= bound + 1e-12).all()
+    if sharpness == 1.0:
+        assert bound.max() < 1e-3
+    if sharpness == 200.0:
+        assert bound.min() > 0.01  # the case does crowd
+
+
+def test_pooled_auc_bound_is_reached():
+    # Both images in one bin, in the right order: exact 1, pooled 1/2, bound 1/2. Scores beyond [0, 1] are held in it.
+    scores, y = torch.tensor([[1.0, 0.0], [1.0 - 1e-6, 1e-6], [1.001, -0.001]]), torch.tensor([0, 1, 0])
+    value, bound = pooled_auc(count(scores, y, histogram=True))
+    assert auc(scores, y).tolist() == [1.0, 1.0]
+    assert value.tolist() == bound.tolist() == [0.5, 0.5]
+
+
+def test_pooled_metrics_name_their_bound():
+    scores, y = CASES["absent classes"]
+    counts = count(scores, y, histogram=True)
+    value, bound = pooled_auc(counts)
+    result = metrics(counts, value, bound)
+    assert result["auc_bound"] == pytest.approx(bound.nanmean().item())
+    assert abs(result["auc"] - measure(scores, y)["auc"]) <= result["auc_bound"] + 1e-12
+    assert result["auc_per_class"][0] is None
+    assert metrics(counts)["auc"] is None
+    assert metrics(counts)["auc_per_class"] is None
+
+
+@each_case
+def test_metrics_are_plain_json(scores: Tensor, y: Tensor):
+    result = measure(scores, y)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_no_images():
+    scores, y = torch.empty(0, 3), torch.empty(0, dtype=torch.int64)
+    counts = count(scores, y, histogram=True)
+    result = metrics(counts, *pooled_auc(counts))
+    lists = {"recall_per_class": [None] * 3, "auc_per_class": [None] * 3, "confusion": [[0] * 3] * 3}
+    assert result == dict.fromkeys(result) | {"images": 0} | lists
+    assert measure(scores, y) == {name: value for name, value in result.items() if name != "auc_bound"}
+    json.dumps(result, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("scores", "y", "says"),
+    [
+        (torch.rand(4), torch.zeros(4).long(), "table of floats"),
+        (torch.rand(4, 0), torch.zeros(4).long(), "table of floats"),
+        (torch.ones(4, 2).long(), torch.zeros(4).long(), "table of floats"),
+        (torch.full((4, 2), math.nan), torch.zeros(4).long(), "finite"),
+        (torch.full((4, 2), math.inf), torch.zeros(4).long(), "finite"),
+        (torch.rand(4, 2), torch.zeros(3).long(), "4 whole numbers"),
+        (torch.rand(4, 2), torch.zeros(4, 1).long(), "4 whole numbers"),
+        (torch.rand(4, 2), torch.zeros(4), "4 whole numbers"),
+        (torch.rand(4, 2), torch.tensor([0, 1, 2, 1]), "0..1"),
+        (torch.rand(4, 2), torch.tensor([0, 1, -1, 1]), "0..1"),
+    ],
+)
+def test_bad_input(scores: Tensor, y: Tensor, says: str):
+    for function in (count, auc, measure):
+        with pytest.raises(BadInput, match=says):
+            function(scores, y)
+
+
+def test_what_cannot_be_merged():
+    with_histogram, without = count(TINY, TINY_Y, histogram=True), count(TINY, TINY_Y)
+    for parts in ([], [with_histogram, without], [without, count(TINY[:2, :2], TINY_Y[:2])]):
+        with pytest.raises(BadInput):
+            merge(parts)
+    with pytest.raises(BadInput, match="histogram=True"):
+        pooled_auc(without)
+    with pytest.raises(BadInput):
+        merge_audits([])
+
+
+class TestPredict:
+    def model(self) -> nn.Sequential:
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+        model[1].eval()  # a frozen layer in a model that trains
+        return model
+
+    def test_probabilities_in_eval_mode(self):
+        model, x = self.model(), torch.randn(10, 4)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        scores = predict(model, iter(x.split(4)))
+        assert scores.dtype == torch.float32
+        assert [module.training for module in model] == [True, False, True, True]
+        assert model.training
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        torch.testing.assert_close(scores, model.eval()(x).softmax(1))
+
+    def test_low_precision_is_raised_before_the_softmax(self):
+        scores = predict(nn.Identity(), [torch.randn(5, 3, dtype=torch.bfloat16)])
+        torch.testing.assert_close(scores.sum(1), torch.ones(5))
+
+    def test_scores_can_serve_in_training(self):
+        weight = torch.ones(1, requires_grad=True)
+        scores = predict(nn.Identity(), [torch.randn(5, 3)])
+        (weight * scores).sum().backward()
+        assert weight.grad is not None
+
+    def test_flags_come_back_after_an_error(self):
+        model = self.model()
+        with pytest.raises(RuntimeError):
+            predict(model, [torch.randn(2, 5)])
+        assert [module.training for module in model] == [True, False, True, True]
+
+    def test_no_images(self):
+        assert predict(self.model(), [torch.empty(0, 4)]).shape == (0, 3)
+        with pytest.raises(BadInput, match="no batch"):
+            predict(self.model(), [])
+
+
+def test_audit():
+    # 20 images; 4 called class 0 (3 right), none class 1, 6 class 2 (3 right): 10 of 20 used, 6 of 10 right.
+    audit = Audit(20, torch.tensor([4, 0, 6]), torch.tensor([3, 0, 3]))
+    assert audit_metrics(audit) == {
+        "coverage": 0.5,
+        "precision": 0.6,
+        "precision_per_class": [0.75, None, 0.5],
+        "used_per_class": [4, 0, 6],
+    }
+    again = Audit.from_json(json.loads(json.dumps(audit.to_json())))
+    assert again.to_json() == audit.to_json() == {"total": 20, "used": [4, 0, 6], "correct": [3, 0, 3]}
+    assert again.used.dtype == again.correct.dtype == torch.int64
+    double = {"total": 40, "used": [8, 0, 12], "correct": [6, 0, 6]}
+    assert merge_audits(iter([audit, again])).to_json() == double
+
+
+def test_audit_of_nothing():
+    nothing = Audit(0, torch.zeros(2).long(), torch.zeros(2).long())
+    empty = {"coverage": None, "precision": None, "precision_per_class": [None, None], "used_per_class": [0, 0]}
+    assert audit_metrics(nothing) == empty
+    unused = Audit(5, torch.zeros(2).long(), torch.zeros(2).long())
+    assert audit_metrics(unused) == empty | {"coverage": 0.0}
