@@ -243,10 +243,10 @@ def state_kind(method: type) -> Any:
     return get_type_hints(method.round).get("return")  # type: ignore[attr-defined]
 
 
-def check_method(method: type) -> None:
+def check_method(method: Any) -> None:
     """Says in one sentence where a class does not keep the contract."""
     name = method.__name__
-    if not (is_dataclass(method) and method.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+    if not (is_dataclass(method) and method.__dataclass_params__.frozen):
         raise BadInput(f"method {name} must be a frozen dataclass, its fields the hyper-parameters")
     if missing := [part for part in ("settings", "init", "round", "model") if not hasattr(method, part)]:
         raise BadInput(f"method {name} lacks {', '.join(missing)}")

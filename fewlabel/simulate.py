@@ -202,7 +202,8 @@ class Worker:
         return self.task(job, message, pooled, rng)
 
     def task(self, job: Job, message: bytes, pooled: Tree | None, rng: Rng) -> Outcome:
-        task, local = tasks(type(self.method))[job.task], self.world.experiment.model.buffers == "local"
+        method: Any = type(self.method)
+        task, local = tasks(method)[job.task], self.world.experiment.model.buffers == "local"
         keeps = job.client != SERVER_ID and (local or task.state is not type(None))
         stored = self.states.load(job.client, job.round, job.call, stored_kind(task.state)) if keeps else None
         outside: dict[str, Any] = {}
