@@ -1,0 +1,80 @@
+"""FewLabel: federated learning for when few have labels. These names are the Python API; each loads when it is used."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fewlabel import tree
+    from fewlabel.api import compare, run
+    from fewlabel.errors import FewLabelError
+    from fewlabel.experiment import Checkpoint, Clients, Data, Evaluate, Experiment, Labels, Net
+    from fewlabel.federation import (
+        EVERY_CLIENT,
+        SERVER,
+        SOME_CLIENTS,
+        ClientInfo,
+        Federation,
+        Site,
+        broadcast,
+        on_client,
+        on_server,
+    )
+    from fewlabel.methods import METHODS
+    from fewlabel.report import Comparison, Result
+
+    __version__: str
+
+__all__ = [
+    "EVERY_CLIENT",
+    "METHODS",
+    "SERVER",
+    "SOME_CLIENTS",
+    "Checkpoint",
+    "ClientInfo",
+    "Clients",
+    "Comparison",
+    "Data",
+    "Evaluate",
+    "Experiment",
+    "Federation",
+    "FewLabelError",
+    "Labels",
+    "Net",
+    "Result",
+    "Site",
+    "__version__",
+    "broadcast",
+    "compare",
+    "on_client",
+    "on_server",
+    "run",
+    "tree",
+]
+
+if not TYPE_CHECKING:  # a type checker that saw this would take any misspelt name for one of ours
+    _HOMES = {
+        "api": "compare run",
+        "errors": "FewLabelError",
+        "experiment": "Checkpoint Clients Data Evaluate Experiment Labels Net",
+        "federation": "EVERY_CLIENT SERVER SOME_CLIENTS ClientInfo Federation Site broadcast on_client on_server",
+        "methods": "METHODS",
+        "report": "Comparison Result",
+    }
+
+    def __getattr__(name):
+        """PyTorch takes seconds to load, and `fewlabel --help` should not: so nothing is loaded before it is used."""
+        from importlib import import_module, metadata
+
+        if name == "__version__":
+            value = metadata.version("fewlabel")
+        elif name == "tree":
+            value = import_module("fewlabel.tree")
+        else:
+            home = next((home for home, names in _HOMES.items() if name in names.split()), None)
+            if home is None:
+                raise AttributeError(f"module 'fewlabel' has no attribute '{name}'")
+            value = getattr(import_module(f"fewlabel.{home}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__():
+        return sorted(__all__)

@@ -56,7 +56,7 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         path = self.folder / f"round-{saved.round:06d}-{digest(data)}.safetensors"
         write(path, data)
-        for old in self.folder.glob("round-*.safetensors"):
+        for old in self.folder.iterdir():  # what a kill left aside, too
             if old != path:
                 old.unlink()
 
@@ -110,10 +110,13 @@ class ClientStates:
         folder = self.folder / str(client)
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / f"{round:06d}-{call:04d}.safetensors", wire.pack(value, kind), durable=False)
+        # Asked for again: by a resume from the checkpoint, by one from the round before this, whose checkpoint may be
+        # written as late as the end of this round, and by a repetition of this job.
+        starts = ((checkpointed + 1, 0), (round, 0), (round, call))
         older = [(key, path) for key, path in self._files(client) if key < (round, call)]
-        needed = max((key for key, _ in older if key[0] <= checkpointed), default=None)
+        needed = {max((key for key, _ in older if key < start), default=None) for start in starts}
         for key, path in older:
-            if key != needed:
+            if key not in needed:
                 path.unlink(missing_ok=True)
 
     def _files(self, client: int) -> list[tuple[tuple[int, int], Path]]:

@@ -68,12 +68,14 @@ class Checkpoint:
     seconds: Positive = 60.0
 
 
+NAMED = ("method", "data", "model")  # tables that their name alone can stand for
+
 # Rows of every table that are FedAvg in an experiment of their own: name -> (method, settings, explanation).
 ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
     "labels-only": ("fedavg", {}, "FedAvg among the labeled clients: the floor of every table."),
     "all-labels": (
         "fedavg",
-        {"labels": {"at": "every-client", "fraction": 1.0}},
+        {"labels": {"at": "every-client", "fraction": 1.0, "per_class": None}},
         "FedAvg in the same experiment with every label: the ceiling of every table.",
     ),
 }
@@ -84,25 +86,27 @@ def read_method(table: Any, where: str = "method") -> Any:
     from fewlabel.federation import check_method
     from fewlabel.methods import METHODS
 
+    if not isinstance(table, str | Mapping):
+        raise BadInput(f"{where} must be a name or a table, found {table!r}")
     table = {"name": table} if isinstance(table, str) else dict(table)
-    name = table.pop("name", "fedavg")
+    name = str(table.pop("name", "fedavg"))
     if name in METHODS:
         base = METHODS[name]
-    elif ":" in str(name):
+    elif ":" in name:
         module, _, attribute = name.partition(":")
         try:
             base = getattr(importlib.import_module(module), attribute)()
-        except (ImportError, AttributeError, TypeError) as error:
-            raise BadInput(f"method '{name}' cannot be imported: {error}") from None
+        except Exception as error:  # what somebody else's code may raise is not ours to list
+            raise BadInput(f"method '{name}' cannot be imported: {error}") from error
     else:
         raise BadInput(unknown("method", name, [*METHODS, *ROWS]))
     check_method(type(base))
     return strict.read(type(base), overlay(strict.plain(base), table), where)
 
 
-def unknown(what: str, name: Any, known: Iterable[str]) -> str:
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """The sentence for a name that is not in a table."""
-    near = get_close_matches(str(name), list(known), 1)
+    near = get_close_matches(name, list(known), 1)
     hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}"
     return f"there is no {what} '{name}'; {hint}"
 
@@ -112,7 +116,13 @@ def plain_method(method: Any) -> dict[str, Any]:
 
     known = [name for name, base in METHODS.items() if type(base) is type(method)]
     name = known[0] if known else f"{type(method).__module__}:{type(method).__qualname__}"
-    return {"name": name, **strict.plain(method)}
+    base = METHODS[name] if known else type(method)()
+    # A value that is None here but not in what reading starts from must be written, or reading would bring it back.
+    return {"name": name, **overlay(blank(strict.plain(base)), strict.plain(method))}
+
+
+def blank(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: blank(value) if isinstance(value, Mapping) else "none" for key, value in table.items()}
 
 
 def overlay(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,6 +151,9 @@ class Experiment:
     checkpoint: Checkpoint = Checkpoint()
 
     def __post_init__(self) -> None:
+        from fewlabel.data.partition import PARTITIONS
+        from fewlabel.federation import check_method
+
         if isinstance(self.method, str):
             row = ROWS.get(self.method)
             object.__setattr__(self, "name", self.name or self.method)
@@ -149,6 +162,8 @@ class Experiment:
                 changed = {key: replace(getattr(self, key), **table) for key, table in row[1].items()}
                 for key, value in changed.items():
                     object.__setattr__(self, key, value)
+        else:
+            check_method(type(self.method))
         if not self.name:
             object.__setattr__(self, "name", plain_method(self.method)["name"])
         for part in fields(Experiment):
@@ -156,8 +171,6 @@ class Experiment:
             if isinstance(given, str) and isinstance(default, Data | Net):  # data="digits" is data=Data(name="digits")
                 object.__setattr__(self, part.name, replace(default, name=given))
         strict.check(self)
-        from fewlabel.data.partition import PARTITIONS
-
         if self.clients.partition not in PARTITIONS:
             raise BadInput(unknown("clients.partition", self.clients.partition, PARTITIONS))
         if self.labels.at not in self.method.settings:
@@ -175,16 +188,17 @@ class Experiment:
 def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
     """An experiment from a TOML table and `a.b=c` overrides, which win."""
     data = deepcopy(dict(table))
-    if isinstance(data.get("method"), str):
-        data["method"] = {"name": data["method"]}
+    for key in NAMED:
+        if isinstance(data.get(key), str):
+            data[key] = {"name": data[key]}
     for change in changes:
         key, sign, value = change.partition("=")
         if not sign:
             raise BadInput(f"--set takes a.b=c, found '{change}'")
-        key = "method.name" if key.strip() == "method" else key.strip()
-        strict.assign(data, key, strict.parse(value.strip()))
+        key = key.strip()
+        strict.assign(data, f"{key}.name" if key in NAMED else key, strict.parse(value.strip()))
     method = data.get("method", {})
-    name = method.get("name", "fedavg") if isinstance(method, dict) else method
+    name = str(method.get("name", "fedavg") if isinstance(method, dict) else method)
     data.setdefault("name", name)
     if row := ROWS.get(name):
         data = overlay(data, {"method": {"name": row[0]}, **row[1]})

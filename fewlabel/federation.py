@@ -7,7 +7,7 @@ the annotations of its tasks, and `wire` admits nothing else.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from functools import cache
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
@@ -85,9 +85,9 @@ class Site(Generic[C]):
 
     def load(self, weights: Tree) -> nn.Module:
         """The scratch network with these weights, and the statistics that the experiment's policy gives this site."""
-        own = self.statistics if self._buffers != "global" and self.statistics else {}
-        complete = tree.of(self.model) | weights if weights.keys() != self.model.state_dict().keys() else weights
-        self.model.load_state_dict(complete | own)
+        if self._buffers != "global":
+            weights = tree.untrained(self.model) | weights | (self.statistics or {})
+        self.model.load_state_dict(weights)
         return self.model
 
     def weights(self) -> Tree:
@@ -210,14 +210,18 @@ class Task:
     upload: Any
 
 
-@cache
 def tasks(method: Any) -> dict[str, Task]:
     """The tasks of a method. Nothing else of it can be called from afar."""
+    return _tasks(method)
+
+
+@cache
+def _tasks(method: Any) -> dict[str, Task]:
     found = {}
     for name, function in inspect.getmembers(method, inspect.isfunction):
         if not hasattr(function, "places"):
             continue
-        hints, parameters = get_type_hints(function), list(inspect.signature(function).parameters)
+        hints, parameters = _hints(method, name), list(inspect.signature(function).parameters)
         missing = [p for p in [*parameters[1:], "return"] if p not in hints]
         if len(parameters) != 3 or missing:
             raise BadInput(f"{method.__name__}.{name} must be (self, site: Site[…], message: …) -> …, all annotated")
@@ -225,37 +229,55 @@ def tasks(method: Any) -> dict[str, Task]:
         state = get_args(site)[0] if get_origin(site) is Site else type(None)
         task = Task(name, function.places, state, hints[parameters[2]], hints["return"])
         for kind in (task.state, task.message, task.upload):
-            wire.check_kind(kind)
+            _check_kind(kind, f"what {method.__name__}.{name} keeps, gets or returns")
         found[name] = task
     return found
+
+
+def _hints(method: Any, function: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(getattr(method, function))
+    except NameError as error:
+        raise BadInput(f"an annotation of {method.__name__}.{function} cannot be resolved: {error}") from None
+
+
+def _check_kind(kind: Any, what: str) -> None:
+    try:
+        wire.check_kind(kind)
+    except TypeError as error:
+        raise BadInput(f"{what} cannot be sent or stored: {error}") from None
 
 
 def task_of(method: Any, function: Callable[..., Any], place: str) -> Task:
     """The task behind a bound method, if it is one of this method's own for this place."""
     task = tasks(type(method)).get(getattr(function, "__name__", ""))
     if task is None or place not in task.places or getattr(function, "__self__", None) != method:
-        raise BadInput(f"{function} is not marked @on_{place} in {type(method).__name__}")
+        name = getattr(function, "__qualname__", function)
+        raise BadInput(f"{name} cannot be run: it is not marked @on_{place} in this {type(method).__name__}")
     return task
 
 
 def state_kind(method: type) -> Any:
     """The type of a method's server state: what `round` says it returns."""
-    return get_type_hints(method.round).get("return")  # type: ignore[attr-defined]
+    return _hints(method, "round").get("return")
 
 
 def check_method(method: Any) -> None:
     """Says in one sentence where a class does not keep the contract."""
     name = method.__name__
-    if not (is_dataclass(method) and method.__dataclass_params__.frozen):
+    if not getattr(getattr(method, "__dataclass_params__", None), "frozen", False):
         raise BadInput(f"method {name} must be a frozen dataclass, its fields the hyper-parameters")
     if missing := [part for part in ("settings", "init", "round", "model") if not hasattr(method, part)]:
         raise BadInput(f"method {name} lacks {', '.join(missing)}")
+    if required := [f.name for f in fields(method) if f.default is MISSING and f.default_factory is MISSING]:
+        raise BadInput(f"method {name} must have a default for {', '.join(required)}")
     if not tasks(method):
         raise BadInput(f"method {name} has no task marked @on_client or @on_server")
-    try:
-        wire.check_kind(state_kind(method))
-    except TypeError as error:
-        raise BadInput(f"method {name}: what round() returns cannot be stored: {error}") from None
+    if len({task.state for task in tasks(method).values() if "client" in task.places}) > 1:
+        raise BadInput(f"method {name} must give the site of all its @on_client tasks one type of state: Site[…]")
+    if state_kind(method) is None:
+        raise BadInput(f"method {name} must say in an annotation what {name}.round returns")
+    _check_kind(state_kind(method), f"what {name}.round returns")
 
 
 def broadcast(clients: Iterable[ClientInfo], message: M) -> Iterator[tuple[ClientInfo, M]]:
@@ -282,18 +304,27 @@ def accept(task: Task, client: ClientInfo, round: int, data: bytes, network: Tre
 
 @torch.no_grad()
 def batch_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Tree:
-    """BatchNorm's statistics of these images under the model's weights: the mean over equally weighted batches."""
+    """BatchNorm's statistics of these images under the model's weights, which the model then has."""
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
+    model.eval()  # no dropout: it would blur the statistics, and draw from nobody's stream
     for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # a cumulative mean
+        norm.train().reset_running_stats()
+        norm.momentum = 1.0  # each batch's own
+
+    def parts() -> Iterator[tuple[int, Tree]]:
+        for images in batches:
+            model(images)
+            yield len(images), tree.statistics(model.state_dict())
+
+    try:
+        found = tree.pool(parts())
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+    model.load_state_dict(found, strict=False)
     model.train()
-    for images in batches:
-        model(images)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-    return tree.statistics(tree.of(model))
+    return found
 
 
 def train(method: Method[S], fed: Federation, state: S, start: int = 1) -> Iterator[tuple[int, S]]:

@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 import sys
-from dataclasses import asdict
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +39,6 @@ class Serial:
         self._worker: tuple[str, Worker] | None = None
         self._outcomes: dict[int, Outcome] = {}
         self._tickets = 0
-        self._threads = torch.get_num_threads()
 
     def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
         if self._worker is None or self._worker[0] != job.run:
@@ -61,12 +60,6 @@ class Serial:
         self._outcomes.clear()
         self._worker = None
 
-    def __enter__(self) -> "Serial":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self._threads)
-
 
 class Pool:
     """Does jobs in worker processes."""
@@ -80,8 +73,9 @@ class Pool:
         context: Any = multiprocessing.get_context(start)
         mine = (self._jobs, self._replies) if start == "fork" else ()
         self._processes: list[BaseProcess] = []
+        self._at = context.RawArray("q", workers)  # the ticket of the job that each worker has in hands
         for number in range(workers):
-            arguments = (number, job_end, reply_end, mine, os.getpid(), list(sys.path))
+            arguments = (number, self._at, job_end, reply_end, mine, os.getpid(), list(sys.path))
             process = context.Process(target=serve, args=arguments, name=f"fewlabel-worker-{number}", daemon=True)
             process.start()
             self._processes.append(process)
@@ -92,13 +86,12 @@ class Pool:
             self._poll.register(source, select.POLLIN)
         self._tickets = 0
         self._under_way: dict[int, Job] = {}
-        self._at: dict[int, int] = {}  # worker -> ticket
         self._outcomes: dict[int, Outcome] = {}
         self._parcel: tuple[bytes, int] = (b"", -1)
 
     def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
         self._tickets += 1
-        header = json.dumps({"ticket": self._tickets, "job": asdict(job)}).encode()
+        header = json.dumps({"ticket": self._tickets, "job": vars(job)}).encode()
         parcels = [self._shared(message)] + ([] if statistics is None else [parcel(statistics)])
         try:
             socket.send_fds(self._jobs, [header], parcels)
@@ -114,12 +107,10 @@ class Pool:
         return ticket in self._outcomes
 
     def wait(self) -> None:
-        before = len(self._outcomes)
-        while len(self._outcomes) == before:
-            events = dict(self._poll.poll())
-            if self._replies.fileno() not in events:
-                self._died()
-            self._receive()
+        events = dict(self._poll.poll()) if self._processes else {}
+        if self._replies.fileno() not in events:
+            self._died()
+        self._receive()
 
     def collect(self, ticket: int) -> Outcome:
         return self._outcomes.pop(ticket)
@@ -142,14 +133,10 @@ class Pool:
         if not header:
             self._died()
         reply = json.loads(header)
-        if not descriptors:  # a worker took a job
-            self._at[reply["worker"]] = reply["ticket"]
-            return
         data = contents(descriptors[0])
         outside = json.loads(data[: reply["outside"]])
         payload = data[reply["outside"] :] if reply["payload"] else None
         del self._under_way[reply["ticket"]]
-        del self._at[reply["worker"]]
         self._outcomes[reply["ticket"]] = Outcome(payload, **outside)
 
     def _died(self) -> None:
@@ -157,7 +144,7 @@ class Pool:
         for number, process in enumerate(self._processes):
             process.join(0.1)
             if process.exitcode is not None:
-                job = self._under_way.get(self._at.get(number, 0))
+                job = self._under_way.get(self._at[number])
                 doing = str(job) if job else "no job was in its hands"
                 how = f"killed by signal {-process.exitcode}" if process.exitcode < 0 else f"exit {process.exitcode}"
                 self.close()
@@ -165,12 +152,18 @@ class Pool:
         raise WorkerDied("the worker processes cannot be reached; resume to go on")
 
     def close(self) -> None:
-        self._jobs.close()  # the end of the socket is the end of the work
+        with suppress(OSError):  # where it is closed already
+            self._jobs.shutdown(
+                socket.SHUT_WR
+            )  # the end of the work; forks of other pools may hold copies of the socket
+        self._jobs.close()
         for process in self._processes:
             process.join(0 if self._under_way else 5)
             if process.is_alive():
                 process.kill()
                 process.join()
+            process.close()
+        self._processes.clear()
         self._replies.close()
         if self._parcel[1] >= 0:
             os.close(self._parcel[1])
@@ -204,8 +197,16 @@ def contents(descriptor: int) -> bytes:
         os.close(descriptor)
 
 
+def end_with(parent: int) -> None:
+    """Has the system end this process when its parent ends, however that happens: no orphan goes on computing."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def serve(
     number: int,
+    at: Any,
     jobs: socket.socket,
     replies: socket.socket,
     parents: tuple[socket.socket, ...],
@@ -214,9 +215,7 @@ def serve(
 ) -> None:
     """A worker's life: job after job, until the parent closes its end or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the round first
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphan goes on computing
-    if os.getppid() != parent:
-        return
+    end_with(parent)
     for end in parents:
         end.close()
     sys.path[:] = path
@@ -229,13 +228,14 @@ def serve(
         request = json.loads(header)
         job, ticket = Job(**request["job"]), request["ticket"]
         message, *statistics = [contents(descriptor) for descriptor in descriptors]
-        replies.send(json.dumps({"worker": number, "ticket": ticket}).encode())
+        at[number] = ticket
         if worker is None or worker[0] != job.run:
             worker = job.run, Worker(Path(job.run))
+            torch.set_num_threads(worker[1].world.experiment.threads)
         outcome = worker[1].attempt(job, message, statistics[0] if statistics else None)
         told = {"outside": outcome.outside, "failure": outcome.failure, "traceback": outcome.traceback}
         outside = json.dumps(told).encode()
         descriptor = parcel(outside + (outcome.payload or b""))
-        answer = {"worker": number, "ticket": ticket, "outside": len(outside), "payload": outcome.payload is not None}
+        answer = {"ticket": ticket, "outside": len(outside), "payload": outcome.payload is not None}
         socket.send_fds(replies, [json.dumps(answer).encode()], [descriptor])
         os.close(descriptor)

@@ -24,8 +24,7 @@ class Rng:
 
     @cached_property
     def seed(self) -> int:
-        # The types are part of the text: the name "1" is not the number 1.
-        text = "\x1f".join(f"{type(part).__name__}:{part}" for part in self.key)
+        text = repr(self.key)  # in which the name "1" is not the number 1, and no two keys look alike
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
     @cached_property

@@ -5,7 +5,7 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save as to_safetensors
 
-from fewlabel import checkpoint
+from fewlabel import checkpoint, tree
 from fewlabel.checkpoint import Checkpoints, Saved
 from fewlabel.data import datasets
 from fewlabel.data.partition import deal
@@ -39,7 +39,7 @@ def prepare(experiment: Experiment, directory: Path) -> Path:
     """Lays out a run: its resolved experiment and who holds which image."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
+        if {path.name for path in directory.iterdir()} - {"partition.json"}:  # which is all that a kill leaves here
             raise BadInput(f"{directory} is not empty; continue it with --resume {directory} or choose another --out")
         dataset = datasets.load(experiment.data.name, image_size(experiment))
         labels = dataset.splits["train"].labels.numpy()
@@ -67,11 +67,13 @@ def execute(
     with ExitStack() as stack:
         experiment = load(directory / "experiment.toml")
         stack.enter_context(checkpoint.lock(directory))
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(experiment.threads)
         chosen = executor or stack.enter_context(workforce(workers, experiment.threads))
         run = Run(directory.resolve(), chosen, watch or (lambda line: None))
         try:
             run.go(stop)
-        except BaseException as error:
+        except Exception as error:
             run.rescue(error)
             raise
     return summary(directory)
@@ -82,8 +84,7 @@ def workforce(workers: int | None, threads: int = 1) -> Iterator[Executor]:
     """As many processes as asked for, by default one per core; one, or none, is this process."""
     workers = workers or os.cpu_count() or 1
     if workers == 1 or not hasattr(os, "memfd_create"):
-        with Serial() as serial:
-            yield serial
+        yield Serial()
     else:
         with Pool(workers, "fork" if threads == 1 else "spawn") as pool:
             yield pool
@@ -147,7 +148,7 @@ class Run:
     def since_checkpoint(self) -> float:
         return time.monotonic() - self.last_checkpoint
 
-    def rescue(self, error: BaseException) -> None:
+    def rescue(self, error: Exception) -> None:
         """Keeps what is complete when a run cannot go on, and the traceback of what went wrong at a client."""
         if isinstance(error.__cause__, RuntimeError):
             (self.directory / "error.txt").write_text(str(error.__cause__))
@@ -159,22 +160,15 @@ class Run:
 
     def keep_lines(self, rounds: int) -> None:
         """Drops lines of rounds that are done again."""
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
-        kept = [line for line in lines if line.endswith("}") and json.loads(line)["round"] <= rounds]
-        checkpoint.write(self.log, "".join(line + "\n" for line in kept).encode())
+        kept = [line for line in read_rounds(self.directory) if line["round"] <= rounds]
+        checkpoint.write(self.log, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     def finish(self, state: Any) -> None:
         rounds = read_rounds(self.directory)
-        measured = [line for line in rounds if "test" in line]
-        chosen = max(
-            (line for line in measured if "validation" in line), key=lambda r: r["validation"]["accuracy"], default=None
-        )
-        totals = {
-            key: sum(line[key] for line in rounds) for key in ("bytes_up", "bytes_down", "model_bytes", "seconds")
-        }
         model = self.method.model(state)
         if model is not None:
-            complete = {**self.fed.initial, **model, **(self.fed.statistics or {})}
+            local = self.experiment.model.buffers == "local"  # then no statistics are right for everyone
+            complete = tree.parameters(model) if local else {**self.fed.initial, **model, **(self.fed.statistics or {})}
             card: dict[str, Any] = {"version": version("fewlabel"), "experiment": dumps(self.experiment)}
             card["classes"] = self.fed.world.dataset.classes
             # One entry, because safetensors writes several in any order, and equal models are to be equal files.
@@ -186,12 +180,9 @@ class Run:
             "data": self.experiment.data.name,
             "seed": self.experiment.seed,
             "rounds": self.experiment.rounds,
-            "last": measured[-1] if measured else None,
-            "chosen_on_validation": chosen,
-            "bytes_up": totals["bytes_up"],
-            "bytes_down": totals["bytes_down"],
-            "bytes_of_fedavg": (totals["bytes_up"] + totals["bytes_down"]) / max(1, totals["model_bytes"]),
-            "seconds": totals["seconds"],
+            "last": last_measured(rounds),
+            "chosen_on_validation": chosen_on_validation(rounds),
+            **spent(rounds),
             "peak_memory_bytes": peak_memory(),
             "partition": self.fed.world.partition.checksum,
             "versions": versions(),
@@ -212,8 +203,27 @@ def versions() -> dict[str, str]:
 def read_rounds(directory: Path) -> list[dict[str, Any]]:
     """The lines of rounds.jsonl that are whole."""
     path = directory / "rounds.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def last_measured(rounds: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The line of the last round that was measured; where none ever is, of the last round."""
+    lines = [line for line in rounds if "test" in line] or rounds
+    return lines[-1] if lines else None
+
+
+def chosen_on_validation(rounds: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The line of the first round with the best accuracy on validation."""
+    lines = [line for line in rounds if "test" in line and "validation" in line]
+    return max(lines, key=lambda line: float(line["validation"]["accuracy"]), default=None)
+
+
+def spent(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """What rounds cost, and how that compares with FedAvg's bytes in as many jobs."""
+    costs = ("bytes_up", "bytes_down", "model_bytes", "seconds", "asked", "replies")
+    total = {key: sum(line[key] for line in rounds) for key in costs}
+    return total | {"bytes_of_fedavg": (total["bytes_up"] + total["bytes_down"]) / max(1, total["model_bytes"])}
 
 
 def summary(directory: Path) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class World:
         dataset = datasets.load(experiment.data.name, image_size(experiment))
         return cls(experiment, dataset, Partition.load(directory / "partition.json"))
 
-    def network(self, rng: Rng) -> torch.nn.Module:
+    def network(self, rng: Rng, pretrained: bool = False) -> torch.nn.Module:
         net = self.experiment.model
         with rng.scope():
             return models.build(
@@ -121,7 +121,7 @@ class World:
                 self.dataset.image_size,
                 norm=net.norm,
                 dropout=net.dropout,
-                pretrained=net.pretrained,
+                pretrained=pretrained,
             )
 
     def info(self, client: int) -> ClientInfo:
@@ -179,8 +179,8 @@ class Worker:
         self.world = World.open(directory)
         self.method = self.world.experiment.method
         self.model = self.world.network(Rng("scratch"))
+        self.modules, self.parameters = tuple(self.model.modules()), tuple(self.model.parameters())
         self.states = ClientStates(directory / "clients")
-        torch.set_num_threads(self.world.experiment.threads)
 
     def attempt(self, job: Job, message: bytes, statistics: bytes | None) -> Outcome:
         """Does a job; what a task raises becomes part of the outcome, the same from any process."""
@@ -192,7 +192,10 @@ class Worker:
             return Outcome(None, {}, f"{type(error).__name__}: {error}", traceback.format_exc())
 
     def do(self, job: Job, message: bytes, statistics: bytes | None) -> Outcome:
-        self.model.train().requires_grad_(True)
+        if not all(module.training for module in self.modules):  # to look is ten times faster than to set
+            self.model.train()
+        if not all(parameter.requires_grad for parameter in self.parameters):
+            self.model.requires_grad_(True)
         rng = Rng(self.world.experiment.seed, "task", job.round, job.client, job.task or job.kind, job.call)
         pooled = None if statistics is None else wire.unpack(Weights, statistics).model
         if job.kind == "evaluate":
@@ -269,14 +272,12 @@ class Worker:
 
     def statistics(self, job: Job, weights: Tree, rng: Rng) -> Outcome:
         """A client's own BatchNorm statistics under these weights, over all of its images."""
-        site = self.world.site(job.client, job.round, rng, self.model)
         self.model.load_state_dict(tree.of(self.model) | weights)
-        images: list[Iterator[Tensor]] = []
-        if site.labeled:
-            images.append(x for x, _ in site.labeled.batches("plain", EVALUATION_BATCH, shuffle=False))
-        if site.unlabeled:
-            images.append(x for x, _ in site.unlabeled.batches(("plain",), EVALUATION_BATCH, shuffle=False))
-        found = batch_statistics(self.model, (x for part in images for x in part))
+        share = self.world.partition.shares[job.client]
+        where = torch.cat([torch.from_numpy(part) for part in (share.labeled, share.unlabeled)])
+        images = Unlabeled(self.world.dataset.splits["train"].images, where, rng.torch)
+        batches = images.batches(("plain",), EVALUATION_BATCH, shuffle=False)
+        found = batch_statistics(self.model, (x for x, _ in batches))
         return Outcome(wire.pack(Weights(found)), {})
 
 
@@ -328,7 +329,7 @@ class Simulation:
         self.rounds, self.num_classes = self.experiment.rounds, len(self.world.dataset.classes)
         self.round, self.checkpointed = 0, 0
         self.clients: Sequence[ClientInfo] = [self.world.info(c) for c in range(len(self.world.partition.shares))]
-        model = self.world.network(Rng(self.experiment.seed, "network"))
+        model = self.world.network(Rng(self.experiment.seed, "network"), self.experiment.model.pretrained)
         self.server: Site[None] = self.world.site(SERVER_ID, 0, Rng(self.experiment.seed, "server"), model)
         self.initial = tree.of(model)
         self.statistics: Tree | None = None  # pooled over clients, where the experiment recomputes them
@@ -488,23 +489,19 @@ class Simulation:
             self.seen.audits.setdefault(epoch, []).append(evaluate.Audit.from_json(audit))
 
     def _recompute(self, weights: Tree) -> Tree:
-        """BatchNorm statistics pooled over clients: of mean and variance, the law of total variance."""
-        data, means, squares = wire.pack(Weights(weights)), [], []
+        """BatchNorm statistics pooled over clients."""
+        data = wire.pack(Weights(weights))
         asked = self.sample(name="statistics")
         jobs = (Entry(n, c, self._job("statistics", client=c.id), data) for n, c in enumerate(asked))
-        for entry, outcome in self._stream(jobs):
-            assert entry.client is not None
-            assert outcome.payload is not None
-            self.seen.down, self.seen.up = self.seen.down + len(data), self.seen.up + len(outcome.payload)
-            found = wire.unpack(Weights, outcome.payload, finite=True).model
-            means.append((entry.client.size, found))
-            mean_of = {name: found[name.replace("running_var", "running_mean")] for name in found}
-            variances = {n: v + mean_of[n] ** 2 for n, v in found.items() if n.endswith("running_var")}
-            squares.append((entry.client.size, variances))
-        pooled = tree.mean(means)
-        for name, square in tree.mean(squares).items():
-            pooled[name] = square - pooled[name.replace("running_var", "running_mean")] ** 2
-        return pooled
+
+        def found() -> Iterator[tuple[int, Tree]]:
+            for entry, outcome in self._stream(jobs):
+                assert entry.client is not None
+                assert outcome.payload is not None
+                self.seen.down, self.seen.up = self.seen.down + len(data), self.seen.up + len(outcome.payload)
+                yield entry.client.size, wire.unpack(Weights, outcome.payload, finite=True).model
+
+        return tree.pool(found())
 
     def _silent(self, client: int, call: int) -> bool:
         chance = self.experiment.clients.dropout

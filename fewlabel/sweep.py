@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from fewlabel import strict
 from fewlabel.errors import FewLabelError, RunFailed
 from fewlabel.experiment import Experiment, dumps, read
+from fewlabel.pool import end_with
 from fewlabel.runs import Interrupted, execute, prepare
 
 Watch = Callable[
@@ -38,8 +40,8 @@ def grid(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], changes: Se
 def place(experiment: Experiment, root: Path) -> Path:
     """Where a run of this experiment lies below a sweep's directory: equal experiments at the same place."""
     digest = hashlib.blake2b(dumps(experiment).encode(), digest_size=4).hexdigest()
-    name = experiment.name.replace(":", "-").replace("/", "-")
-    return root / f"{name}-{experiment.data.name.replace(':', '-')}-seed{experiment.seed}-{digest}"
+    name = f"{experiment.name}-{experiment.data.name}".replace(":", "-").replace("/", "-")
+    return root / f"{name}-seed{experiment.seed}-{digest}"
 
 
 def sweep(
@@ -54,38 +56,59 @@ def sweep(
     directories = list(dict.fromkeys(lay_out(experiment, root) for experiment in experiments))
     workers = workers or os.cpu_count() or 1
     todo = [directory for directory in directories if not (directory / "summary.json").exists()]
-    if len(todo) == 1 or workers == 1:
-        for directory in todo:
-            execute(directory, workers=workers, watch=partial(watch, directory), stop=stop)
-            watch(directory, {"done": True})
-        return directories
-    failures, waiting, under_way = [], list(reversed(todo)), dict[Connection, Path]()
-    context = multiprocessing.get_context("fork")
-    while under_way or (waiting and not stop()):
-        while waiting and len(under_way) < workers and not stop():
-            directory = waiting.pop()
-            mine, its = context.Pipe(duplex=False)
-            context.Process(target=child, args=(directory, its, stop), daemon=True).start()
-            its.close()
-            under_way[mine] = directory
-        for ready in wait(list(under_way)):
-            assert isinstance(ready, Connection)
-            directory = under_way[ready]
-            try:
-                line = json.loads(ready.recv_bytes())
-            except EOFError:
-                line = {"failed": f"its process died; do the same again to resume {directory}"}
-            watch(directory, line)
-            if "failed" in line:
-                failures.append(f"{directory.name}: {line['failed']}")
-            if "failed" in line or "done" in line:
-                del under_way[ready]
-                ready.close()
+    # A last run, or the only one, has all cores to itself.
+    ends = alone(todo, workers, watch, stop) if len(todo) == 1 else side_by_side(todo, workers, watch, stop)
+    failures = [f"{directory.name}: {line['failed']}" for directory, line in ends.items() if "failed" in line]
     if failures:
         raise RunFailed(f"{len(failures)} of {len(todo)} runs failed: " + "; ".join(failures))
-    if waiting or stop():
-        raise Interrupted(f"stopped with {len(waiting)} of {len(todo)} runs not begun; do the same again to go on")
+    if unfinished := len(todo) - sum(line["done"] for line in ends.values()):
+        raise Interrupted(f"stopped with {unfinished} of {len(todo)} runs unfinished; do the same again to go on")
     return directories
+
+
+def alone(todo: Sequence[Path], workers: int, watch: Watch, stop: Callable[[], bool]) -> dict[Path, dict[str, Any]]:
+    (directory,) = todo
+    end = attempt(directory, workers, partial(watch, directory), stop)
+    watch(directory, end)
+    return {directory: end}
+
+
+def side_by_side(
+    todo: Sequence[Path], workers: int, watch: Watch, stop: Callable[[], bool]
+) -> dict[Path, dict[str, Any]]:
+    """Each run in a process of its own, as many at once as there are workers; how each ended."""
+    ends: dict[Path, dict[str, Any]] = {}
+    waiting, under_way = list(reversed(todo)), dict[Connection, tuple[Path, BaseProcess]]()
+    context = multiprocessing.get_context("fork")
+    try:
+        while under_way or (waiting and not stop()):
+            while waiting and len(under_way) < workers and not stop():
+                directory = waiting.pop()
+                mine, its = context.Pipe(duplex=False)
+                process: BaseProcess = context.Process(
+                    target=child, args=(directory, its, stop, os.getpid()), daemon=True
+                )
+                process.start()
+                its.close()
+                under_way[mine] = directory, process
+            for ready in wait(list(under_way)):
+                assert isinstance(ready, Connection)
+                directory, process = under_way[ready]
+                try:
+                    line = json.loads(ready.recv_bytes())
+                except EOFError:
+                    line = {"failed": "its process died; do the same again to resume it"}
+                watch(directory, line)
+                if "failed" in line or "done" in line:
+                    ends[directory] = line
+                    del under_way[ready]
+                    ready.close()
+                    process.join()
+    finally:
+        for _, process in under_way.values():
+            process.kill()
+            process.join()
+    return ends
 
 
 def lay_out(experiment: Experiment, root: Path) -> Path:
@@ -95,13 +118,22 @@ def lay_out(experiment: Experiment, root: Path) -> Path:
     return directory
 
 
-def child(directory: Path, tell: Connection, stop: Callable[[], bool]) -> None:
+def child(directory: Path, tell: Connection, stop: Callable[[], bool], parent: int) -> None:
     """One run in a process of its own, which tells what happens as lines of JSON."""
+    end_with(parent)
+    tell.send_bytes(
+        json.dumps(attempt(directory, 1, lambda line: tell.send_bytes(json.dumps(line).encode()), stop)).encode()
+    )
+
+
+def attempt(
+    directory: Path, workers: int, watch: Callable[[dict[str, Any]], None], stop: Callable[[], bool]
+) -> dict[str, Any]:
+    """Runs one run and says how it ended."""
     try:
-        execute(directory, workers=1, watch=lambda line: tell.send_bytes(json.dumps(line).encode()), stop=stop)
-        last: dict[str, Any] = {"done": True}
+        execute(directory, workers=workers, watch=watch, stop=stop)
     except Interrupted as error:
-        last = {"done": False, "stopped": str(error)}
+        return {"done": False, "stopped": str(error)}
     except (FewLabelError, OSError) as error:
-        last = {"failed": str(error)}
-    tell.send_bytes(json.dumps(last).encode())
+        return {"failed": str(error)}
+    return {"done": True}

@@ -39,6 +39,13 @@ def statistics(tree: Tree) -> Tree:
     return {name: value for name, value in tree.items() if kind(name, value) != "parameter"}
 
 
+def untrained(module: nn.Module) -> Tree:
+    """The statistics of a network that has seen no image; whatever is constant stays."""
+    fresh = {"running_mean": torch.zeros_like, "running_var": torch.ones_like, "num_batches_tracked": torch.zeros_like}
+    seen = statistics(module.state_dict())
+    return {name: fresh.get(name.rpartition(".")[2], torch.clone)(value) for name, value in seen.items()}
+
+
 def mean(weighted: Iterable[tuple[float, Tree]], default: Tree | None = None) -> Tree:
     """The weighted mean of a stream of trees, in memory for two of them; of nothing, the default.
 
@@ -47,24 +54,44 @@ def mean(weighted: Iterable[tuple[float, Tree]], default: Tree | None = None) ->
     """
     total, result = 0.0, None
     for weight, tree in weighted:
-        if weight < 0:
-            raise ValueError(f"a weight must not be negative, found {weight}")
-        if weight == 0:
-            continue
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"a weight must be finite and not negative, found {weight}")
         total += weight
-        if result is None:
+        if weight and result is None:
             result = {name: value.clone() for name, value in tree.items()}
-            continue
-        same_entries(result, tree)
-        floats = [name for name, value in tree.items() if value.is_floating_point()]
-        torch._foreach_lerp_([result[n] for n in floats], [tree[n] for n in floats], weight / total)
-        for name in tree.keys() - set(floats):
-            result[name] = torch.maximum(result[name], tree[name])
+        elif weight and result is not None:
+            same_entries(result, tree)
+            floats = [name for name, value in tree.items() if value.is_floating_point()]
+            if floats:
+                torch._foreach_lerp_([result[n] for n in floats], [tree[n] for n in floats], weight / total)
+            for name in tree.keys() - set(floats):
+                result[name] = torch.maximum(result[name], tree[name])
+        del tree  # before the next one is made
     if result is None:
         if default is None:
             raise ValueError("the mean of no trees needs a default")
         return default
     return result
+
+
+def pool(weighted: Iterable[tuple[float, Tree]]) -> Tree:
+    """BatchNorm statistics of parts as those of the whole, each part weighted by its images.
+
+    To the mean of the variances this adds the variance of the means (the law of total variance), part by part, so that
+    nothing is subtracted and no variance can fall below zero.
+    """
+    total, whole = 0.0, Tree()
+    for weight, part in weighted:
+        total += weight
+        share, between = weight / total, Tree()
+        for name in whole:
+            if name.endswith("running_var"):
+                mean_name = name.removesuffix("var") + "mean"
+                between[name] = share * (1 - share) * (part[mean_name] - whole[mean_name]).square()
+        whole = mean([(1 - share, whole), (share, part)])
+        for name, variance in between.items():
+            whole[name] += variance
+    return whole
 
 
 def add(a: Tree, b: Tree, scale: float = 1.0) -> Tree:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from itertools import repeat
+from itertools import accumulate, repeat
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
@@ -42,6 +42,7 @@ _DTYPES = {"BOOL": torch.bool, **_INTS, **_FLOATS}
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES.values()}
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # the last quote is optional to stay linear
 _BRACKET = re.compile(r"[\[\]{}]")
+_DEEPER = {"[": 1, "{": 1, "]": -1, "}": -1}
 _brief = reprlib.Repr()
 _brief.maxstring = _brief.maxother = 160
 
@@ -132,13 +133,13 @@ def _compare(value: object, network: Mapping[str, Tensor], path: str) -> None:
     elif isinstance(value, dict):
         is_tree = all(isinstance(part, Tensor) for part in value.values()) and not network.keys().isdisjoint(value)
         for key in {**network, **value} if is_tree else value:
-            where = f"{path}[{_brief.repr(key)}]"
             if not is_tree:
-                _compare(value[key], network, where)
+                _compare(value[key], network, f"{path}[{_brief.repr(key)}]")
             elif key in value or not key.endswith(_STATISTICS):
-                expected, found = _looks(network.get(key)), _looks(value.get(key))
-                if expected != found:
-                    raise WireError(f"{where}: expected {expected}, found {found}.")
+                a, b = network.get(key), value.get(key)
+                if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
+                    where = f"{path}[{_brief.repr(key)}]"
+                    raise WireError(f"{where}: expected {_looks(a)}, found {_looks(b)}.")
 
 
 def _looks(tensor: Tensor | None) -> str:
@@ -203,10 +204,8 @@ _parse = json.JSONDecoder(object_pairs_hook=_unique).decode
 
 def _from_json(text: str) -> Any:
     if text.count("[") + text.count("{") > MAX_DEPTH:
-        depth = 0
-        for bracket in _BRACKET.findall(_STRING.sub("", text)):
-            depth += 1 if bracket in "[{" else -1
-            _at_most(MAX_DEPTH, depth, "levels of JSON")
+        brackets = _BRACKET.findall(_STRING.sub("", text))
+        _at_most(MAX_DEPTH, max(accumulate(map(_DEEPER.__getitem__, brackets)), default=0), "levels of JSON")
     return _parse(text)
 
 

@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +25,18 @@ class Raw:
 
     classes: tuple[str, ...]
     splits: dict[str, tuple[np.ndarray, np.ndarray]]  # train and test; validation where one is published
+
+    def __post_init__(self) -> None:
+        if not {"train", "test"} <= self.splits.keys() <= {"train", "validation", "test"}:
+            raise BadInput(f"a data set has train, test and perhaps validation, found {', '.join(self.splits)}")
+        for split, (images, labels) in self.splits.items():
+            if images.dtype != np.uint8 or images.ndim != 4 or labels.shape != images.shape[:1] or not len(labels):
+                raise BadInput(
+                    f"the {split} images must be uint8 [N, C, H, W] with N labels, "
+                    f"found {images.dtype} {list(images.shape)} with labels {list(labels.shape)}"
+                )
+            if not np.isin(labels, np.arange(len(self.classes))).all():
+                raise BadInput(f"the {split} labels must be from 0 to {len(self.classes) - 1}, one for each class")
 
 
 @dataclass(frozen=True)
@@ -90,8 +101,8 @@ def reader(name: str) -> Callable[[], Raw]:
         module, _, function = name.partition(":")
         try:
             found: Callable[[], Raw] = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError) as error:
-            raise BadInput(f"data set '{name}' cannot be imported: {error}") from None
+        except Exception as error:  # what somebody else's code may raise is not ours to list
+            raise BadInput(f"data set '{name}' cannot be imported: {error}") from error
         return found
     near = get_close_matches(name, DATASETS, 1)
     hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(DATASETS)}"
@@ -108,24 +119,36 @@ def decode(name: str, image_size: int, folder: Path) -> None:
     raw = reader(name)()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".decoding-"))
-        for split, (pixels, labels) in raw.splits.items():
-            np.save(aside / f"{split}-images.npy", resize(pixels, image_size))
-            np.save(aside / f"{split}-labels.npy", labels.astype(np.int64))
-        train = np.load(aside / "train-images.npy", mmap_mode="r")
-        shares = train.reshape(*train.shape[:2], -1).astype(np.float64) / 255
-        mean, std = shares.mean(axis=(0, 2)), np.maximum(shares.std(axis=(0, 2)), 1e-6)
-        about = {"classes": raw.classes, "splits": list(raw.splits), "mean": mean.tolist(), "std": std.tolist()}
-        (aside / "about.json").write_text(json.dumps(about))
-        try:
-            aside.rename(folder)
-        except OSError:  # another process was faster, with the same arrays
-            shutil.rmtree(aside)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".decoding-") as temporary:
+            aside = Path(temporary) / folder.name
+            aside.mkdir()
+            for split, (pixels, labels) in raw.splits.items():
+                np.save(aside / f"{split}-images.npy", resize(pixels, image_size))
+                np.save(aside / f"{split}-labels.npy", labels.astype(np.int64))
+            mean, std = moments(np.load(aside / "train-images.npy", mmap_mode="r"))
+            about = {"classes": raw.classes, "splits": list(raw.splits), "mean": mean.tolist(), "std": std.tolist()}
+            (aside / "about.json").write_text(json.dumps(about))
+            try:
+                aside.rename(folder)
+            except OSError:
+                if not (folder / "about.json").exists():  # where another process was faster, with the same arrays
+                    raise
     except OSError as error:
         raise StorageError(
-            f"the decoded data set '{name}' cannot be written to {folder.parent}: {error.strerror}; "
+            f"the decoded data set '{name}' cannot be written to {folder.parent}: {error.strerror or error}; "
             "set XDG_CACHE_HOME to a directory with room"
         ) from None
+
+
+def moments(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each channel's pixels in 0..1, from how often each of the 256 values occurs."""
+    counts = np.zeros((pixels.shape[1], 256))
+    for some in np.array_split(pixels, len(pixels) // 1024 + 1):
+        counts += [np.bincount(channel.ravel(), minlength=256) for channel in some.swapaxes(0, 1)]
+    shares, value = counts / counts.sum(axis=1, keepdims=True), np.arange(256) / 255
+    mean = shares @ value
+    variance = (shares * (value - mean[:, None]) ** 2).sum(axis=1)
+    return mean, np.maximum(np.sqrt(variance), 1e-6)
 
 
 def resize(pixels: np.ndarray, size: int) -> np.ndarray:

@@ -69,7 +69,7 @@ class Partition:
             shares = tuple(Share(index(c["labeled"]), index(c["unlabeled"])) for c in whole["clients"])
             partition = cls(shares, index(whole["server"]["labeled"]))
             stored = whole["checksum"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise StorageError(f"{path} is not a partition that can be read: {error}") from None
         if partition.checksum != stored:
             raise StorageError(f"{path} was changed: its checksum does not match the indices in it")
@@ -92,12 +92,12 @@ def dirichlet(y: np.ndarray, clients: "Clients", rng: Rng) -> list[Index]:
         sizes = np.zeros(clients.count)
         for label in np.unique(y):
             index = draw.permutation(np.flatnonzero(y == label))
-            shares = draw.dirichlet(np.full(clients.count, clients.alpha))
-            if clients.balanced and (open_ := sizes < fair).any():
-                shares = shares * open_
+            open_ = sizes < fair if clients.balanced else np.full(clients.count, True)
+            shares = draw.dirichlet(np.full(clients.count, clients.alpha)) * open_
             if not shares.sum() > 0:  # every open client drew a share below the smallest number
-                shares = np.ones(clients.count)
-            cuts = (np.cumsum(shares / shares.sum())[:-1] * len(index)).astype(int)
+                shares = open_.astype(float)
+            ends = np.cumsum(shares)
+            cuts = (ends[:-1] / ends[-1] * len(index)).astype(int)
             for part, piece in zip(parts, np.split(index, cuts), strict=True):
                 part.append(piece)
             sizes = np.array([sum(map(len, part)) for part in parts])
@@ -139,7 +139,7 @@ def deal(y: np.ndarray, clients: "Clients", labels: "Labels", seed: int) -> Part
             if labels.per_class is not None:
                 labeled = per_class(y, part, labels.per_class, stream)
             else:
-                count = max(1, round(labels.fraction * len(part)))
+                count = max(min(2, len(part)), round(labels.fraction * len(part)))
                 labeled = np.sort(stream.numpy.choice(part, count, replace=False))
         shares.append(Share(labeled, np.setdiff1d(part, labeled)))
     return Partition(tuple(shares), server)

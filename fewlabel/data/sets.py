@@ -34,7 +34,7 @@ class Images:
 
 def cut(order: Tensor, size: int) -> list[Tensor]:
     """An order of images as batches. A single image left over joins the batch before: BatchNorm needs two."""
-    batches = list(torch.split(order, size))
+    batches = list(torch.split(order, size)) if len(order) else []
     if len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [torch.cat(batches[-2:])]
     return batches

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,49 @@ class Local:
     clip: Positive | None = 5.0  # largest norm of the gradient
 
 
-def sgd(model: nn.Module, local: Local) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
+class Optimizer(Protocol):
+    def zero_grad(self) -> None: ...
+
+    def step(self) -> None: ...
+
+
+class SGD:
+    """SGD with momentum and weight decay: the kernel of `torch.optim.SGD(fused=True)` without what lies around it.
+
+    The first use of torch.optim loads PyTorch's compiler, two seconds in each process, and each of its steps costs a
+    small network a quarter of a millisecond; this one a tenth of that. Momentum is open to methods that keep it.
+    """
+
+    def __init__(self, model: nn.Module, local: Local) -> None:
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.momentum = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.local = local
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        used = [(p, p.grad, m) for p, m in zip(self.parameters, self.momentum, strict=True) if p.grad is not None]
+        parameters, gradients, momentum = (list(part) for part in zip(*used, strict=True))
+        torch._fused_sgd_(
+            parameters,
+            gradients,
+            momentum,
+            lr=self.local.lr,
+            momentum=self.local.momentum,
+            weight_decay=self.local.weight_decay,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
 
 
 def fit(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     batches: Iterable[B],
     loss: Callable[[B], Tensor],
     clip: float | None = None,

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fewlabel import tree
 from fewlabel.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Site, broadcast, on_client, on_server
-from fewlabel.learn.loop import Local, fit, sgd
+from fewlabel.learn.loop import SGD, Local, fit
 from fewlabel.learn.losses import proximal
 from fewlabel.strict import NonNegative
 from fewlabel.tree import Tree
@@ -61,7 +61,7 @@ class FedAvg:
             supervised = cross_entropy(model(x), y)
             return supervised + self.proximal * proximal(model, msg.model) if self.proximal else supervised
 
-        optimizer = sgd(model, self.local)
+        optimizer = SGD(model, self.local)
         for _ in range(self.local.epochs):
             fit(model, optimizer, site.labeled.batches("weak", self.local.batch_size), loss, self.local.clip)
         site.score(tree.of(model))

@@ -1,0 +1,72 @@
+"""Runs from Python: one experiment, or several side by side between their floor and their ceiling."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from fewlabel.errors import BadInput
+from fewlabel.experiment import Experiment, load
+from fewlabel.report import CEILING, FLOOR, Comparison, Result
+
+
+def run(
+    experiment: Experiment, out: Path | str | None = None, *, workers: int | None = None, resume: bool = False
+) -> Result:
+    """Runs an experiment in a directory of its own; with `resume`, goes on with what `out` holds of it."""
+    from fewlabel.runs import execute, prepare
+
+    if resume and out is None:
+        raise BadInput("resume=True needs the directory to go on with: out=…")
+    directory = fresh_directory(experiment) if out is None else Path(out)
+    if not (resume and (directory / "experiment.toml").exists()):
+        prepare(experiment, directory)
+    elif load(directory / "experiment.toml") != experiment:
+        raise BadInput(f"{directory} holds a run of another experiment; choose another directory")
+    execute(directory, workers=workers)
+    return Result(directory)
+
+
+def compare(
+    experiments: Iterable[Experiment] = (),
+    *,
+    methods: Iterable[Any] = (),
+    seeds: Sequence[int] | None = None,
+    base: Experiment | None = None,
+    out: Path | str = Path("runs/compare"),
+    workers: int | None = None,
+) -> Comparison:
+    """Runs experiments side by side, what was run before below `out` not again, and adds floor and ceiling.
+
+    `methods`, by name or as objects, take everything else from `base`; `seeds` replace the experiments' own.
+    """
+    from fewlabel.sweep import sweep
+
+    base = base or Experiment()
+    wanted = [*experiments, *(replace(base, method=method, name="") for method in methods)] or [base]
+    wanted = [*wanted, *bounds(wanted)]
+    if seeds is not None:
+        wanted = [replace(experiment, seed=seed) for experiment in wanted for seed in seeds]
+    return Comparison([Result(directory) for directory in sweep(wanted, Path(out), workers=workers)])
+
+
+def bounds(experiments: Sequence[Experiment]) -> list[Experiment]:
+    """The floors and ceilings that these experiments lack: those in the same circumstances."""
+    found: list[Experiment] = []
+    for experiment in experiments:
+        if experiment.name == CEILING:  # its labels are everyone's: nothing in it tells what the floor would have
+            continue
+        for row in (FLOOR, CEILING):
+            bound = replace(experiment, method=row, name="")
+            known = [replace(other, method=bound.method) for other in (*experiments, *found) if other.name == row]
+            if bound not in known:
+                found.append(bound)
+    return found
+
+
+def fresh_directory(experiment: Experiment, root: Path = Path("runs")) -> Path:
+    """Where a run goes that was given no directory: the first of its name that is not taken."""
+    name = f"{experiment.name}-{experiment.data.name}-seed{experiment.seed}".replace(":", "-").replace("/", "-")
+    places = (root / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(p for p in places if not p.exists() or (p.is_dir() and not any(p.iterdir())))

@@ -1,0 +1,192 @@
+"""What a person sees: progress on stderr, a bar on a terminal and plain lines elsewhere, and results on stdout.
+
+No thread redraws the bar: worker processes are forked meanwhile, and a fork copies a thread's locks as they stand.
+"""
+
+import ast
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column, Table
+
+if TYPE_CHECKING:
+    from fewlabel.report import Comparison, Result
+
+
+class Screen:
+    """Lines that stay, and on a terminal a bar below them; it appears with the first thing there is to show."""
+
+    def __init__(self, total: float) -> None:
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self.live = self._console.is_interactive
+        columns = BarColumn(12), TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+        self._bar = Progress(
+            *columns,
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._bar.add_task("", total=total)
+
+    def show(self, completed: float, text: str) -> None:
+        if self.live:
+            self._bar.start()
+            self._bar.update(self._task, completed=completed, description=text, refresh=True)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:  # or it would leave an empty line
+            self._bar.stop()
+
+
+class Rounds(Screen):
+    """One run, round by round."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(rounds)
+        self._rounds, self._seen, self._seconds, self._said = rounds, 0, 0.0, 0.0
+
+    def watch(self, line: dict[str, Any]) -> None:
+        number = line["round"]
+        self._seen, self._seconds = self._seen + 1, self._seconds + line["seconds"]
+        begin = f"round {number}/{self._rounds}{metrics(line)}  {size(line['bytes_up'] + line['bytes_down'])}"
+        if self.live:
+            left = self._seconds / self._seen * (self._rounds - number)
+            self.show(number, f"{begin}  {span(left)} left")
+        elif number == self._rounds or time.monotonic() - self._said >= 1:  # fast rounds must not flood a log
+            self._said = time.monotonic()
+            self.say(f"{begin}  {span(line['seconds'])}")
+
+
+class Runs(Screen):
+    """Many runs: how many are done, and a line for each that ends."""
+
+    def __init__(self, rounds: Mapping[Path, int], done: int) -> None:
+        super().__init__(len(rounds))
+        self._rounds, self._done, self._last = rounds, done, dict[Path, dict[str, Any]]()
+        if done:
+            self.say(f"{done} of {len(rounds)} runs are done already")
+
+    def watch(self, directory: Path, line: dict[str, Any]) -> None:
+        if "round" in line:
+            self._last[directory] = line
+        else:
+            last, end = self._last.pop(directory, {}), line.get("failed") or line.get("stopped")
+            self._done += not end
+            told = f"  {end}" if end else metrics(last)
+            self.say(f"{self._done}/{len(self._rounds)}  {directory.name}{told}")
+        under_way = sum(last["round"] / self._rounds[at] for at, last in self._last.items())
+        self.show(self._done + under_way, f"{self._done}/{len(self._rounds)} runs")
+
+
+def metrics(line: Mapping[str, Any]) -> str:
+    """Accuracy and AUC of a round's line, where it was evaluated and they exist."""
+    test = line.get("test") or {}
+    digits = {"accuracy": 3, "auc": 2}
+    return "".join(f"  {name} {test[name]:.{n}f}" for name, n in digits.items() if test.get(name) is not None)
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.{0 if unit == 'B' else 1}f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def span(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
+
+
+def known(what: str) -> list[dict[str, Any]]:
+    """Names and what they stand for; methods also with the places where labels may be."""
+    if what == "methods":
+        from fewlabel.experiment import ROWS
+        from fewlabel.methods import METHODS
+
+        rows = {name: (METHODS[method], about) for name, (method, _, about) in ROWS.items()}
+        rows |= {name: (method, describe(method)) for name, method in METHODS.items()}
+        return [{"name": n, "about": about, "settings": sorted(m.settings)} for n, (m, about) in rows.items()]
+    if what == "datasets":
+        from fewlabel.data.datasets import DATASETS
+
+        abouts = {name: source.about for name, source in DATASETS.items()}
+    elif what == "models":
+        from fewlabel.models import MODELS
+
+        abouts = {name: entry.about for name, entry in MODELS.items()}
+    else:
+        from fewlabel.data.partition import PARTITIONS
+
+        abouts = {name: about for name, (_, about) in PARTITIONS.items()}
+    return [{"name": name, "about": about} for name, about in abouts.items()]
+
+
+def describe(method: Any) -> str:
+    """What a method's class says of itself, and where this one differs from its defaults."""
+    from fewlabel.strict import plain
+
+    usual = plain(type(method)())
+    other = [f"{key} = {value}" for key, value in plain(method).items() if usual.get(key) != value]
+    return first_line(type(method).__doc__) + (f" With {', '.join(other)}." if other else "")
+
+
+def first_line(doc: str | None) -> str:
+    return (doc or "").strip().partition("\n")[0]
+
+
+def scripts(files: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Python files by name, and what they say of themselves."""
+    docs = {name: ast.get_docstring(ast.parse(path.read_text())) for name, path in files.items()}
+    return [{"name": name, "about": first_line(doc)} for name, doc in docs.items()]
+
+
+def show_list(rows: Sequence[Mapping[str, Any]], form: str) -> None:
+    """Names, each with a line of explanation."""
+    if form == "json":
+        return print(json.dumps(rows, indent=1))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    for row in rows:
+        places = f" Labels at {', '.join(row['settings'])}." if "settings" in row else ""
+        table.add_row(row["name"], row["about"] + places)
+    return Console(highlight=False, markup=False, emoji=False).print(table)
+
+
+def show_result(found: "Result | Comparison", form: str, page: Path | None = None) -> None:
+    """What came out, and the page about it if one was written."""
+    if form == "json":
+        return print(json.dumps(document(found) | ({"report": str(page)} if page else {}), indent=1))
+    if (console := Console(highlight=False)).is_terminal:
+        console.print(found.table().rich())
+    else:
+        print(found)
+    return print(page) if page else None
+
+
+def document(found: "Result | Comparison") -> dict[str, Any]:
+    """A comparison, or a run, finished or not, for programs to read."""
+    from fewlabel.report import Comparison
+
+    if isinstance(found, Comparison):
+        return {"rows": found.to_json()}
+    experiment = found.experiment
+    about = {"directory": str(found.directory), "finished": found.finished, "name": found.name, "seed": found.seed}
+    about |= {"data": experiment.data.name, "rounds": experiment.rounds}
+    return about | {"last": found.last, "chosen_on_validation": found.chosen} | found.spent() | (found.summary or {})

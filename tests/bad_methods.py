@@ -1,0 +1,69 @@
+"""Methods that go wrong on purpose, for the sentences that users then read."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from fewlabel import tree
+from fewlabel.federation import SOME_CLIENTS, Federation, Site, broadcast, on_client
+from fewlabel.learn.loop import Local
+from fewlabel.methods.fedavg import Model
+from fewlabel.tree import Tree
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What the bad ones share: nobody trains, everybody sends the model back."""
+
+    local: Local = Local()  # the settings of small runs
+
+    settings = frozenset({SOME_CLIENTS})
+
+    def init(self, fed: Federation) -> Model:
+        return Model(tree.of(fed.server.model))
+
+    def model(self, state: Model) -> Tree:
+        return state.model
+
+    def round(self, state: Model, fed: Federation) -> Model:
+        replies = fed.run(self.local_update, broadcast(fed.clients, state))
+        return Model(tree.mean((1, reply.upload.model) for reply in replies))
+
+    @on_client
+    def local_update(self, site: Site[None], msg: Model) -> Model:
+        return msg
+
+
+@dataclass(frozen=True)
+class NotANumber(Whole):
+    @on_client
+    def local_update(self, site: Site[None], msg: Model) -> Model:
+        return Model({name: torch.full_like(value, torch.nan) for name, value in msg.model.items()})
+
+
+@dataclass(frozen=True)
+class Raises(Whole):
+    @on_client
+    def local_update(self, site: Site[None], msg: Model) -> Model:
+        raise ValueError("the scanner is\nbroken")
+
+
+@dataclass(frozen=True)
+class Stumbles(Whole):
+    """Raises at the server, where no client is to blame."""
+
+    def round(self, state: Model, fed: Federation) -> Model:
+        raise ZeroDivisionError("nothing to share")
+
+
+@dataclass(frozen=True)
+class Sleeps(Whole):
+    @on_client
+    def local_update(self, site: Site[None], msg: Model) -> Model:
+        time.sleep(600)
+        return msg
+
+
+class NoDataclass:
+    """Has nothing of the contract."""

@@ -1,0 +1,42 @@
+"""What the tests share: one pool of workers for the whole suite, and small runs laid out and ready to go."""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from fewlabel.experiment import read
+from fewlabel.pool import Pool
+from fewlabel.runs import prepare
+
+SMALL = (
+    "data.image_size=16",
+    "clients.count=5",
+    "rounds=6",
+    "method.local.batch_size=32",
+    "method.local.epochs=1",
+    "evaluate.every=2",
+    "checkpoint.rounds=2",
+)
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """Two workers, started by the first test that asks. A test that kills workers starts its own."""
+    with Pool(2) as workers:
+        yield workers
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Lays out a run of a second: `small_run("method=fedprox", "rounds=3")` returns its directory."""
+    root, numbers = tmp_path_factory.mktemp("runs"), count()
+    return lambda *changes: prepare(read({}, [*SMALL, *changes]), root / str(next(numbers)))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Callable[..., Path]:
+    """Lays out a run of a second: `run_dir("method=fedprox", "rounds=3")` returns its directory."""
+    numbers = count()
+    return lambda *changes: prepare(read({}, [*SMALL, *changes]), tmp_path / f"run{next(numbers)}")

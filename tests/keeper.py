@@ -1,0 +1,79 @@
+"""Keeper: a small method whose clients remember, for the tests and as the example of a method with client state.
+
+Each round draws two overlapping groups of clients, as RSCFed does, so some clients work twice. Whoever has labels
+trains on them. Whoever has unlabeled images keeps a mean teacher, which labels those it is sure of; the student trains
+on them, and the teacher follows the student. What leaves a site: the student's weights and the age of its teacher.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from fewlabel import tree
+from fewlabel.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Site, on_client
+from fewlabel.learn.loop import SGD, Local, fit
+from fewlabel.methods.fedavg import Model
+from fewlabel.strict import Share
+from fewlabel.tree import Tree
+
+
+@dataclass(frozen=True)
+class Memory:
+    teacher: Tree
+    age: int  # steps that it followed a student
+
+
+@dataclass(frozen=True)
+class Update:
+    model: Tree
+    age: int
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """A mean teacher at every client that has unlabeled images."""
+
+    confidence: Share = 0.11  # what a pseudo-label must exceed; low, because tests train for a few rounds only
+    decay: Share = 0.5  # of the teacher
+    local: Local = Local(epochs=1, batch_size=32, lr=0.1)
+
+    settings = frozenset({SOME_CLIENTS, EVERY_CLIENT})
+
+    def init(self, fed: Federation) -> Model:
+        return Model(tree.of(fed.server.model))
+
+    def model(self, state: Model) -> Tree:
+        return state.model
+
+    def round(self, state: Model, fed: Federation) -> Model:
+        half, ages = len(fed.clients) // 2 + 1, [0]
+        jobs = [(client, state) for group in ("first", "second") for client in fed.sample(half, name=group)]
+
+        def weighted() -> Iterator[tuple[float, Tree]]:
+            for reply in fed.run(self.local_update, jobs):
+                ages.append(reply.upload.age)
+                yield reply.client.size, reply.upload.model
+
+        model = tree.mean(weighted(), default=state.model)
+        fed.log(age=sum(ages), moved=tree.norm(tree.sub(model, state.model)))
+        return Model(model)
+
+    @on_client
+    def local_update(self, site: Site[Memory], msg: Model) -> Update:
+        memory, model, size = site.state or Memory(msg.model, 0), site.load(msg.model), self.local.batch_size
+        optimizer, clip = SGD(model, self.local), self.local.clip
+        if site.labeled:
+            fit(model, optimizer, site.labeled.batches("weak", size), lambda b: cross_entropy(model(b[0]), b[1]), clip)
+        if site.unlabeled:
+            x, index = next(site.unlabeled.batches(("plain",), len(site.unlabeled), shuffle=False))
+            with torch.no_grad():
+                share, label = torch.func.functional_call(model.eval(), memory.teacher, x).softmax(1).max(1)
+            sure = index[share > self.confidence]
+            site.audit(sure, label[sure])
+            batches = site.unlabeled.batches(("weak",), size, subset=sure) if len(sure) else iter(())
+            fit(model, optimizer, batches, lambda b: share[b[1]].mean() * cross_entropy(model(b[0]), label[b[1]]), clip)
+            teacher = tree.mean([(self.decay, memory.teacher), (1 - self.decay, tree.of(model))])
+            site.state = memory = Memory(teacher, memory.age + 1)
+        return Update(site.weights(), memory.age)

@@ -1,0 +1,33 @@
+"""Data sets of the tests, by `tests.owndata:NAME`."""
+
+import numpy as np
+
+from fewlabel.data.datasets import Raw
+
+CALLS: list[str] = []
+
+
+def two_colours() -> Raw:
+    """Class 0 is red, class 1 is blue; 8 images of 4x4 to train, 4 to test, no validation."""
+    CALLS.append("two_colours")
+
+    def split(count: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = np.arange(count) % 2
+        images = np.zeros((count, 3, 4, 4), np.uint8)
+        images[labels == 0, 0] = 255
+        images[labels == 1, 2] = 255
+        return images, labels
+
+    return Raw(("red", "blue"), {"train": split(8), "test": split(4)})
+
+
+def on_and_off() -> Raw:
+    """One pixel, white or black: 12 images, of which every third is white and of class 1."""
+    labels = (np.arange(12) % 3 == 0).astype(np.int64)
+    images = (255 * labels).astype(np.uint8).reshape(-1, 1, 1, 1)
+    return Raw(("black", "white"), {"train": (images, labels), "test": (images, labels)})
+
+
+def floats() -> Raw:
+    image = np.zeros((2, 1, 4, 4))
+    return Raw(("a", "b"), {"train": (image, np.arange(2)), "test": (image, np.arange(2))})

@@ -1,0 +1,336 @@
+"""The command as people and scripts use it: help, runs that can be repeated, stopped and resumed, and clean JSON."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fewlabel.cli import main
+from fewlabel.display import Rounds, Runs, size, span
+from fewlabel.experiment import load
+from tests.conftest import SMALL
+
+QUICK = [word for change in (*SMALL, "rounds=2") for word in ("--set", change)]
+ROOT = Path(__file__).parents[1]
+COMMANDS = ["run", "compare", "sweep", "list", "show", "bench"]
+
+
+class Finished(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Finished]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FEWLABEL_DATA", "")
+
+
+@pytest.fixture
+def fewlabel(capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command, in this process."""
+
+    def run(*argv: str | Path) -> Finished:
+        code = main([str(word) for word in argv])
+        return Finished(code, *capsys.readouterr())
+
+    return run
+
+
+def process(*argv: str, **more: object) -> "subprocess.Popen[str]":
+    """The command, in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "fewlabel.cli", *argv]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def weights(directory: Path) -> bytes:
+    return (directory / "model.safetensors").read_bytes()
+
+
+def test_help_names_every_command_and_every_exit_code(fewlabel: Command) -> None:
+    found = fewlabel("--help")
+    assert found.code == 0
+    assert [name for name in COMMANDS if f" {name} " not in found.out] == []
+    told = " ".join(found.out.split())
+    for words in ("0 fine", "1 a bug", "2 bad input", "3 the run failed", "4 disk or files", "130 interrupted"):
+        assert words in told
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_has_examples_and_fits_the_screen(name: str, fewlabel: Command) -> None:
+    found = fewlabel(name, "--help")
+    assert found.code == 0
+    assert f"  fewlabel {name} " in found.out
+    assert "--format" in found.out
+    assert max(map(len, found.out.splitlines())) <= 80
+
+
+def test_without_a_command_there_is_help_and_a_version(fewlabel: Command) -> None:
+    assert "Usage: fewlabel" in fewlabel().out
+    assert fewlabel("--version") == (0, "0.1.0\n", "")
+
+
+def test_help_does_not_import_what_is_slow() -> None:
+    code = (
+        "import sys\nfrom fewlabel.cli import main\nmain(['run', '--help'])\n"
+        "print(*{'torch', 'sklearn', 'matplotlib', 'torchvision', 'numpy'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "\n"
+
+
+@pytest.mark.parametrize("what", ["methods", "datasets", "models", "partitions"])
+def test_a_list_says_what_each_name_stands_for(what: str, fewlabel: Command) -> None:
+    found = fewlabel("list", what, "--format", "json")
+    rows = json.loads(found.out)
+    assert (found.code, found.err) == (0, "")
+    assert rows
+    assert all(row["name"] and row["about"] for row in rows)
+    text = fewlabel("list", what).out
+    assert [row["name"] for row in rows if row["name"] not in text] == []
+
+
+def test_methods_are_listed_with_the_floor_the_ceiling_and_where_labels_may_be(fewlabel: Command) -> None:
+    rows = {row["name"]: row for row in json.loads(fewlabel("list", "methods", "--format", "json").out)}
+    assert {"labels-only", "all-labels", "fedavg", "fedprox"} <= rows.keys()
+    assert rows["fedavg"]["settings"] == ["every-client", "server", "some-clients"]
+    assert "proximal = 0.01" in rows["fedprox"]["about"]
+
+
+def test_a_run_leaves_its_files_and_shows_its_result(fewlabel: Command, tmp_path: Path) -> None:
+    found = fewlabel("run", *QUICK, "--workers", "1", "--out", "one")
+    names = {path.name for path in (tmp_path / "one").iterdir()}
+    assert found.code == 0
+    assert names >= {"experiment.toml", "partition.json", "rounds.jsonl", "summary.json", "model.safetensors"}
+    assert names >= {"checkpoint", "report.html"}
+    assert "accuracy" in found.out
+    assert found.out.endswith("one/report.html\n")
+    assert found.err.splitlines()[-1].startswith("round 2/2  accuracy 0.")
+
+
+def test_a_saved_experiment_run_again_gives_the_same_bytes(fewlabel: Command, tmp_path: Path) -> None:
+    assert fewlabel("run", *QUICK, "--method", "fedprox", "--workers", "1", "--out", "first").code == 0
+    assert fewlabel("run", "first/experiment.toml", "--workers", "2", "--out", "second").code == 0
+    assert weights(tmp_path / "first") == weights(tmp_path / "second")
+
+
+def test_options_win_over_the_file_and_the_file_over_defaults(fewlabel: Command, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(
+        'name = "mine"\nrounds = 3\nseed = 7\n[clients]\ncount = 4\nalpha = 2.0\n'
+        '[method]\nname = "fedprox"\nproximal = 0.5\n[data]\nimage_size = 16\n'
+    )
+    given = ["--method", "fedavg", "--set", "rounds=1", "--set", "clients.count=3"]
+    assert fewlabel("run", "my.toml", *given, "--workers", "1", "--out", "run").code == 0
+    used = load(tmp_path / "run" / "experiment.toml")
+    assert (used.rounds, used.clients.count) == (1, 3)  # the command's
+    assert (used.seed, used.clients.alpha) == (7, 2.0)  # the file's
+    assert (used.labels.clients, used.clients.partition) == (1, "dirichlet")  # defaults
+    assert (used.name, used.method.proximal) == ("fedavg", 0.0)  # another method, without what was the first one's
+
+
+def test_runs_without_a_directory_get_one_each(fewlabel: Command, tmp_path: Path) -> None:
+    for _ in range(2):
+        fewlabel("run", *QUICK, "--set", "rounds=1", "--workers", "1")
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "fedavg-digits-seed0",
+        "fedavg-digits-seed0-2",
+    ]
+
+
+def test_json_is_all_there_is_on_stdout(fewlabel: Command) -> None:
+    found = fewlabel("run", *QUICK, "--workers", "1", "--out", "one", "--format", "json")
+    told = json.loads(found.out)
+    assert (told["finished"], told["rounds"], told["name"]) == (True, 2, "fedavg")
+    assert told["last"]["test"]["accuracy"] >= 0
+    assert told["report"] == "one/report.html"
+    assert json.loads(fewlabel("show", "one", "--format", "json").out)["directory"] == "one"
+
+
+def test_several_seeds_are_one_row_with_its_spread(fewlabel: Command) -> None:
+    found = fewlabel("run", *QUICK, "--seeds", "3,4", "--workers", "2", "--format", "json")
+    [row] = json.loads(found.out)["rows"]
+    assert (found.code, row["seeds"]) == (0, [3, 4])
+    assert row["last"]["accuracy"]["std"] is not None
+
+
+def test_a_comparison_stands_between_floor_and_ceiling_and_is_not_run_twice(fewlabel: Command, tmp_path: Path) -> None:
+    argv = ["compare", "--methods", "fedprox", *QUICK, "--workers", "2"]
+    found = fewlabel(*argv)
+    lines = found.out.splitlines()
+    assert found.code == 0
+    rows = [line.split()[0] for line in lines if line.startswith(("labels-only", "fedprox", "all-labels"))]
+    assert rows == ["labels-only", "fedprox", "all-labels"]
+    assert lines[-1] == "runs/compare/report.html"
+    assert (tmp_path / lines[-1]).read_text().startswith("<!doctype html>")
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/compare/*/summary.json")}
+    assert len(written) == 3
+    again = fewlabel(*argv)
+    assert again.err == "3 of 3 runs are done already\n"
+    assert again.out == found.out
+    assert written == {path: path.stat().st_mtime_ns for path in written}
+
+
+def test_the_files_method_keeps_its_settings_in_a_comparison(fewlabel: Command, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text('[method]\nname = "fedprox"\nproximal = 0.5\n')
+    fewlabel("compare", "my.toml", "--methods", "fedprox", *QUICK, "--set", "rounds=1", "--workers", "2", "--out", "c")
+    used = {e.name: e.method.proximal for e in (load(path) for path in (tmp_path / "c").glob("*/experiment.toml"))}
+    assert used == {"labels-only": 0.0, "fedprox": 0.5, "all-labels": 0.0}
+
+
+def test_a_sweep_runs_the_grid_of_file_and_options_and_resumes(fewlabel: Command, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text('[grid]\nclients.alpha = [0.5, 5.0]\nmethod = ["fedavg", "fedprox"]\n')
+    argv = ["sweep", "my.toml", "--methods", "fedavg", "--vary", "clients.partition=iid,dirichlet", *QUICK]
+    found = fewlabel(*argv, "--workers", "2", "--format", "json")
+    assert found.code == 0
+    labels = {row["label"] for row in json.loads(found.out)["rows"]}
+    alphas, partitions = ("0.5", "5.0"), ("iid", "dirichlet")
+    assert {(a, p) for a in alphas for p in partitions for label in labels if a in label and p in label} == {
+        (a, p) for a in alphas for p in partitions
+    }
+    assert len(labels) == 4
+    first = next((tmp_path / "runs" / "my").glob("*/summary.json"))
+    first.unlink()  # as if it had been killed before its end
+    again = fewlabel(*argv, "--workers", "2", "--format", "json")
+    assert again.err.splitlines()[0] == "3 of 4 runs are done already"
+    assert len(again.err.splitlines()) == 2
+    assert first.exists()
+
+
+def test_showing_an_unfinished_run_says_so_and_writes_nothing(
+    fewlabel: Command, run_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    directory = run_dir()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    found = fewlabel("show", directory)
+    assert found.code == 0
+    assert "round 0 of 6" in found.out
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_resuming_what_is_finished_shows_its_result(fewlabel: Command) -> None:
+    first = fewlabel("run", *QUICK, "--workers", "1", "--out", "one", "--format", "json")
+    again = fewlabel("run", "--resume", "one", "--format", "json")
+    assert "finished already" in again.err
+    assert json.loads(again.out)["last"] == json.loads(first.out)["last"]
+
+
+def test_methods_and_data_of_the_current_directory_are_found(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nfrom fewlabel.data.datasets import Raw\nfrom fewlabel.methods.fedavg import FedAvg as Mine\n"
+        "def noise():\n"
+        "    images, labels = np.zeros((60, 1, 16, 16), np.uint8), np.arange(60) % 2\n"
+        "    return Raw(('a', 'b'), {'train': (images, labels), 'test': (images, labels)})\n"
+    )
+    script = Path(sys.executable).with_name("fewlabel")  # which, unlike -m, does not look here by itself
+    argv = [script, "run", "--method", "mine:Mine", "--data", "mine:noise", *QUICK, "--set", "clients.count=2"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run([*argv, "--format", "json"], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["data"] == "mine:noise"
+
+
+def test_the_data_directory_is_told_to_whoever_reads_data(
+    fewlabel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "images").mkdir()
+    fewlabel("run", *QUICK, "--set", "rounds=1", "--workers", "1", "--data-dir", "images")
+    assert os.environ["FEWLABEL_DATA"] == "images"
+
+
+def test_a_run_stopped_by_ctrl_c_ends_its_round_and_resumes_to_the_same_bytes(
+    fewlabel: Command, tmp_path: Path
+) -> None:
+    settings = [*QUICK, "--set", "rounds=60"]
+    running = process("run", *settings, "--workers", "2", "--out", "stopped")
+    assert running.stderr is not None
+    assert running.stderr.readline().startswith("round 1/60")
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (130, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("fewlabel: stopped after round ")
+    assert last.endswith("to go on: fewlabel run --resume stopped")
+    assert not (tmp_path / "stopped" / "summary.json").exists()
+    assert fewlabel("run", "--resume", "stopped", "--workers", "1").code == 0
+    assert fewlabel("run", *settings, "--workers", "1", "--out", "undisturbed").code == 0
+    assert weights(tmp_path / "stopped") == weights(tmp_path / "undisturbed")
+
+
+def test_one_signal_to_a_sweep_stops_all_its_runs(tmp_path: Path) -> None:
+    running = process("sweep", "--vary", "seed=0,1,2", *QUICK, "--set", "rounds=5000", "--workers", "2", "--out", "s")
+    wait_for(lambda: len(list(tmp_path.glob("s/*/rounds.jsonl"))) == 2)
+    running.send_signal(signal.SIGTERM)  # to the parent alone, unlike Ctrl-C at a terminal
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (130, "")
+    assert "1 of 3 runs not begun; do the same again to go on" in err.splitlines()[-1]
+    assert len(list(tmp_path.glob("s/*/checkpoint/round-*"))) == 2
+
+
+def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
+    running = process("run", "--method", "tests.bad_methods:Sleeps", *QUICK, "--workers", "2", "--out", "slow")
+    wait_for((tmp_path / "slow" / ".lock").exists)
+    running.send_signal(signal.SIGINT)
+    assert running.stderr is not None
+    assert "once more to leave at once" in running.stderr.readline()
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=20)
+    assert running.returncode == 130
+    assert err == "fewlabel: interrupted; to go on: fewlabel run --resume slow\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    running = process("list", "models", "--format", "json")
+    assert running.stdout is not None
+    running.stdout.close()
+    assert running.stderr is not None
+    assert running.stderr.read() == ""
+    assert running.wait() == 128 + signal.SIGPIPE
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_fast_rounds_do_not_flood_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    line = {"seconds": 0.01, "bytes_up": 600_000, "bytes_down": 700_000, "test": {"accuracy": 0.5317, "auc": None}}
+    with Rounds(1000) as shown:
+        for number in range(1, 1001):
+            shown.watch(line | {"round": number})
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "round 1/1000  accuracy 0.532  1.3 MB  0.0 s"
+    assert told[-1].startswith("round 1000/1000")
+    assert len(told) <= 4
+
+
+def test_a_sweep_says_how_each_run_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    with Runs({Path("s/a"): 2, Path("s/b"): 2, Path("s/c"): 2}, done=1) as shown:
+        shown.watch(Path("s/a"), {"round": 2, "test": {"accuracy": 0.5, "auc": 0.75}})
+        shown.watch(Path("s/a"), {"done": True})
+        shown.watch(Path("s/b"), {"failed": "the disk is full"})
+    assert capsys.readouterr().err.splitlines() == [
+        "1 of 3 runs are done already",
+        "2/3  a  accuracy 0.500  auc 0.75",
+        "2/3  b  the disk is full",
+    ]
+
+
+def test_sizes_and_times_are_short() -> None:
+    assert [size(n) for n in (12, 12_300, 12_300_000, 4e9)] == ["12 B", "12.3 kB", "12.3 MB", "4.0 GB"]
+    assert [span(n) for n in (0.42, 61, 7_260)] == ["0.4 s", "1 min 01 s", "2 h 01 min"]

@@ -1,0 +1,198 @@
+"""What every method must pass, in every setting that it declares. A method is covered by its line in METHODS."""
+
+import os
+import shutil
+import signal
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fewlabel import wire
+from fewlabel.data import datasets
+from fewlabel.data.partition import Partition
+from fewlabel.errors import BadInput
+from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net
+from fewlabel.experiment import Checkpoint as Every
+from fewlabel.federation import Setting, state_kind, tasks, train
+from fewlabel.methods import METHODS
+from fewlabel.pool import Pool, Serial
+from fewlabel.runs import execute, prepare, read_rounds
+from fewlabel.simulate import Job, Simulation
+from tests.keeper import Keeper
+
+ROUNDS = 4
+CASES = [
+    pytest.param(method, setting, id=f"{name}-{setting}")
+    for name, method in {**METHODS, "keeper": Keeper()}.items()
+    for setting in sorted(method.settings)
+]
+
+
+def experiment(method, setting: Setting) -> Experiment:
+    """Small but whole: BatchNorm, dropout, clients that take turns and fall silent, an evaluation every other round."""
+    if hasattr(method, "local"):
+        method = replace(method, local=replace(method.local, epochs=1, batch_size=32))
+    return Experiment(
+        method=method,
+        seed=5,
+        rounds=ROUNDS,
+        data=Data("digits", image_size=16),
+        model=Net("tests.nets:tiny"),
+        clients=Clients(count=6, per_round=4, dropout=0.1, alpha=2.0),
+        labels=Labels(at=setting.value, clients=2, per_class=None if setting == Setting.SOME_CLIENTS else 4),
+        evaluate=Evaluate(every=2, local=True),
+        checkpoint=Every(rounds=2),
+    )
+
+
+def weights(directory: Path) -> bytes:
+    return (directory / "model.safetensors").read_bytes()
+
+
+def lines(directory: Path) -> list[dict]:
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in read_rounds(directory)]
+
+
+@pytest.fixture(scope="module")
+def three():
+    with Pool(3) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A case's run in this process, done once for all tests."""
+    done: dict[tuple, Path] = {}
+
+    def run(method, setting: Setting) -> Path:
+        if (method, setting) not in done:
+            directory = prepare(experiment(method, setting), tmp_path_factory.mktemp("run"))
+            execute(directory, executor=Serial())
+            done[method, setting] = directory
+        return done[method, setting]
+
+    return run
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, id=n) for n, m in {**METHODS, "keeper": Keeper()}.items()])
+def test_refuses_in_one_sentence_the_settings_it_does_not_declare(method):
+    for setting in set(Setting) - method.settings:
+        with pytest.raises(BadInput, match=rf"cannot use labels.at = '{setting}'"):
+            experiment(method, setting)
+
+
+@pytest.mark.parametrize(("method", "setting"), CASES)
+def test_two_and_three_workers_give_the_bits_of_one(method, setting, undisturbed, pool, three, tmp_path):
+    one = undisturbed(method, setting)
+    for number, executor in ((2, pool), (3, three)):
+        directory = prepare(experiment(method, setting), tmp_path / str(number))
+        execute(directory, executor=executor)
+        assert weights(directory) == weights(one)
+        assert lines(directory) == lines(one)
+
+
+class Mortal(Serial):
+    """Dies by SIGKILL at its n-th job."""
+
+    def __init__(self, jobs: int) -> None:
+        super().__init__()
+        self.left = jobs
+
+    def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().submit(job, message, statistics)
+
+
+@pytest.mark.parametrize(("method", "setting"), CASES)
+def test_killed_at_a_job_and_resumed_gives_the_bits_of_a_run_never_killed(method, setting, undisturbed, tmp_path):
+    directory = prepare(experiment(method, setting), tmp_path / "killed")
+    for jobs in (2, 3, 5):  # each life gets further, the last to the end
+        process = get_context("fork").Process(target=execute, args=(directory,), kwargs={"executor": Mortal(jobs)})
+        process.start()
+        process.join(120)
+        assert process.exitcode in (-signal.SIGKILL, 0)
+    execute(directory, executor=Serial())
+    assert weights(directory) == weights(undisturbed(method, setting))
+    assert lines(directory) == lines(undisturbed(method, setting))
+
+
+@pytest.mark.parametrize(("method", "setting"), CASES)
+def test_hidden_labels_reach_nothing_but_the_audit(method, setting, undisturbed, tmp_path, monkeypatch):
+    directory = prepare(experiment(method, setting), tmp_path / "run")
+    hidden = [share.unlabeled for share in Partition.load(directory / "partition.json").shares]
+    elsewhere = tmp_path / "cache"
+    shutil.copytree(datasets.cache_folder(), elsewhere / "fewlabel" / "decoded")
+    (path,) = (elsewhere / "fewlabel" / "decoded").glob("digits-16px-*/train-labels.npy")
+    labels = np.load(path)
+    index = np.concatenate(hidden)
+    labels[index] = (labels[index] + 1 + np.arange(len(index)) % 9) % 10  # no hidden label stays what it was
+    np.save(path, labels)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(elsewhere))
+    execute(directory, executor=Serial())
+    assert weights(directory) == weights(undisturbed(method, setting))
+    before, after = lines(undisturbed(method, setting)), lines(directory)
+    audits = [
+        [(line.pop("pseudo_labels", None), line.pop("pseudo_labels_per_epoch", None)) for line in run]
+        for run in (before, after)
+    ]
+    assert before == after
+    if any(first for first, _ in audits[0]):
+        assert audits[0] != audits[1]
+
+
+class Recorder(Serial):
+    """Keeps what goes to clients and what they send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[Job, bytes, bytes | None]] = []
+
+    def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
+        ticket = super().submit(job, message, statistics)
+        if job.kind == "client":
+            self.sent.append((job, message, self._outcomes[ticket].payload))
+        return ticket
+
+
+@pytest.mark.parametrize(("method", "setting"), CASES)
+def test_messages_survive_the_wire_and_the_ledger_counts_just_their_bytes(method, setting, tmp_path):
+    whole = experiment(method, setting)
+    directory = prepare(replace(whole, clients=replace(whole.clients, dropout=0.0)), tmp_path / "run")
+    recorder = Recorder()
+    execute(directory, executor=recorder)
+    for job, message, upload in recorder.sent:
+        task = tasks(type(method))[job.task]
+        assert wire.pack(wire.unpack(task.message, message), task.message) == message
+        if upload is not None:
+            assert wire.pack(wire.unpack(task.upload, upload), task.upload) == upload
+    rounds = read_rounds(directory)
+    assert sum(line["bytes_down"] for line in rounds) == sum(len(message) for _, message, _ in recorder.sent)
+    assert sum(line["bytes_up"] for line in rounds) == sum(len(upload or b"") for _, _, upload in recorder.sent)
+
+
+@pytest.mark.parametrize(("method", "setting"), CASES)
+def test_server_state_survives_the_wire(method, setting, undisturbed):
+    (path,) = (undisturbed(method, setting) / "checkpoint").glob("*.safetensors")
+    fed = Simulation(undisturbed(method, setting), Serial())
+    state, kind = method.init(fed), state_kind(type(method))
+    assert wire.pack(wire.unpack(kind, wire.pack(state, kind)), kind) == wire.pack(state, kind)
+    assert wire.header(path.read_bytes())["version"]
+
+
+@pytest.mark.parametrize(("method", "setting"), CASES)
+def test_any_client_and_all_labeled_ones_may_be_missing(method, setting, tmp_path):
+    directory = prepare(experiment(method, setting), tmp_path / "run")
+    everyone = Simulation(directory, Serial())
+    labeled = {client.id for client in everyone.labeled}
+    for absent in (*({client.id} for client in everyone.clients), labeled, {client.id for client in everyone.clients}):
+        fed = Simulation(directory, Serial(), absent=absent)
+        for number, state in train(fed.method, fed, fed.method.init(fed)):
+            if number == 2:
+                break
+        model = fed.method.model(state)
+        assert model is None or all(value.isfinite().all() for value in model.values() if value.is_floating_point())

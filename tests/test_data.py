@@ -1,0 +1,593 @@
+"""Images must reach a network as stated, without a label where there is none, and be dealt out as the papers do it."""
+
+import json
+import multiprocessing
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fewlabel.data import datasets
+from fewlabel.data.datasets import Raw
+from fewlabel.data.partition import Partition, Share, deal, dirichlet
+from fewlabel.data.sets import Images, Labeled, Unlabeled, cut
+from fewlabel.data.views import weak
+from fewlabel.errors import BadInput, StorageError
+from fewlabel.experiment import Clients, Labels
+from fewlabel.rng import Rng
+from tests import owndata
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def pixels(count: int, channels: int = 3, size: int = 16) -> Tensor:
+    return torch.randint(1, 256, (count, channels, size, size), dtype=torch.uint8, generator=generator())
+
+
+def numbered(count: int) -> Images:
+    """Images of one pixel whose value is their number, so that a batch says what it holds."""
+    return Images(torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1), (0.0,), (1 / 255,))
+
+
+# Views
+
+
+def shifted(image: Tensor, down: int, right: int) -> Tensor:
+    """The plain way: image [C, H, W] moved by whole pixels, black coming in."""
+    result, (_, height, width) = torch.zeros_like(image), image.shape
+    for row in range(height):
+        for column in range(width):
+            if 0 <= row + down < height and 0 <= column + right < width:
+                result[:, row, column] = image[:, row + down, column + right]
+    return result
+
+
+@pytest.mark.parametrize(("size", "reach"), [(16, 2), (8, 1), (4, 1)])
+def test_the_weak_view_shifts_each_image_by_up_to_an_eighth_on_its_own(size, reach):
+    images = pixels(40, size=size)
+    seen = weak(images, generator(1))
+    assert seen.shape == images.shape
+    assert seen.dtype == torch.uint8
+    moves = [(down, right) for down in range(-reach, reach + 1) for right in range(-reach, reach + 1)]
+    found = []
+    for image, view in zip(images, seen, strict=True):
+        fitting = [move for move in moves if torch.equal(shifted(image, *move), view)]
+        assert len(fitting) == 1  # no pixel of these images is black, so only one shift can have made the view
+        found += fitting
+    assert len(set(found)) > 5
+    # The same draws in a plain loop: first all shifts down, then all to the right.
+    down, right = torch.randint(0, 2 * reach + 1, (2, 40, 1, 1), generator=generator(1)).flatten(1).tolist()
+    assert found == [(d - reach, r - reach) for d, r in zip(down, right, strict=True)]
+
+
+def test_every_shift_of_the_weak_view_occurs_and_so_does_none():
+    image = pixels(1).expand(1000, -1, -1, -1)
+    seen = {bytes(view.numpy().tobytes()) for view in weak(image, generator())}
+    assert len(seen) == 25  # 5 x 5 shifts of up to 2 pixels
+    assert bytes(image[0].contiguous().numpy().tobytes()) in seen
+
+
+def test_views_leave_the_stored_images_alone():
+    images = Images(pixels(6), (0.5,) * 3, (0.5,) * 3)
+    before = images.pixels.clone()
+    for name in ("plain", "weak"):
+        images.view(torch.arange(6), name, generator()).mul_(0)
+    assert torch.equal(images.pixels, before)
+
+
+def test_a_view_is_normalised_by_channel():
+    raw = torch.tensor([0, 255, 51], dtype=torch.uint8).view(1, 3, 1, 1).expand(2, 3, 2, 2)
+    images = Images(raw, mean=(0.5, 0.5, 0.1), std=(0.5, 0.25, 0.2))
+    seen = images.view(torch.tensor([1]), "plain", generator())
+    assert seen.shape == (1, 3, 2, 2)
+    assert seen.dtype == torch.float32
+    # (0 - 0.5) / 0.5, (1 - 0.5) / 0.25, (0.2 - 0.1) / 0.2
+    torch.testing.assert_close(seen[0, :, 0, 0], torch.tensor([-1.0, 2.0, 0.5]))
+
+
+def test_an_unknown_view_is_named():
+    with pytest.raises(BadInput, match="there is no view 'week'; there are plain, weak"):
+        numbered(2).view(torch.arange(2), "week", generator())
+
+
+# Sets
+
+
+@pytest.mark.parametrize(
+    ("images", "size", "sizes"),
+    [(7, 3, [3, 4]), (8, 3, [3, 3, 2]), (9, 3, [3, 3, 3]), (1, 3, [1]), (4, 3, [4]), (2, 5, [2]), (0, 3, [])],
+)
+def test_a_single_image_left_over_joins_the_batch_before(images, size, sizes):
+    batches = cut(torch.arange(images), size)
+    assert [len(batch) for batch in batches] == sizes
+    assert [int(i) for batch in batches for i in batch] == list(range(images))
+
+
+def test_batches_show_each_image_once_with_its_label():
+    where = torch.tensor([4, 8, 15, 16, 23, 42])
+    labeled = Labeled(numbered(50), where, where % 5, generator())
+    batches = list(labeled.batches("plain", 4))
+    assert [len(y) for _, y in batches] == [4, 2]
+    images, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    number = images.flatten().round().long()
+    assert sorted(number.tolist()) == where.tolist()
+    assert torch.equal(y, number % 5)
+
+
+def test_each_pass_has_an_order_of_its_own_unless_it_is_told_not_to_shuffle():
+    labeled = Labeled(numbered(30), torch.arange(30), torch.arange(30), generator())
+    passes = [torch.cat([y for _, y in labeled.batches("plain", 7)]).tolist() for _ in range(3)]
+    assert len({tuple(one) for one in passes}) == 3
+    assert torch.cat([y for _, y in labeled.batches("plain", 7, shuffle=False)]).tolist() == list(range(30))
+
+
+def test_unlabeled_batches_hold_the_views_asked_for_and_the_index_of_their_images():
+    where = torch.tensor([4, 8, 15, 16, 23, 42])
+    unlabeled = Unlabeled(numbered(50), where, generator())
+    seen = []
+    for plain, weak_, again, index in unlabeled.batches(("plain", "weak", "plain"), 4):
+        assert torch.equal(plain.flatten().round().long(), where[index])
+        assert torch.equal(plain, again)
+        assert weak_.shape == plain.shape
+        seen += index.tolist()
+    assert sorted(seen) == list(range(6))
+
+
+def test_unlabeled_batches_of_a_subset_hold_just_that():
+    unlabeled = Unlabeled(numbered(50), torch.arange(10, 30), generator())
+    batches = list(unlabeled.batches(("plain",), 2, subset=torch.tensor([3, 1, 7])))
+    assert sorted(int(i) for _, index in batches for i in index) == [1, 3, 7]
+    assert list(unlabeled.batches(("plain",), 2, subset=torch.tensor([], dtype=torch.long))) == []
+
+
+def test_unlabeled_images_with_pseudo_labels_are_a_fixed_labeled_set():
+    unlabeled = Unlabeled(numbered(50), torch.tensor([40, 41, 42, 43]), generator())
+    labeled = unlabeled.with_labels(torch.tensor([3, 0, 2]), torch.tensor([7, 8, 9]))
+    assert len(labeled) == 3
+    (images, y), *more = labeled.batches("plain", 5)
+    assert not more
+    pairs = zip(images.flatten().round().int().tolist(), y.tolist(), strict=True)
+    assert set(pairs) == {(43, 7), (40, 8), (42, 9)}
+
+
+def held(value: object, seen: set[int]) -> Iterator[object]:
+    """Everything that can be reached from an object through its attributes, entries and closures."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    yield value
+    inside = list(vars(value).values()) if hasattr(value, "__dict__") and not isinstance(value, type) else []
+    if isinstance(value, list | tuple | set | frozenset):
+        inside += value
+    elif isinstance(value, dict):
+        inside += [*value.keys(), *value.values()]
+    for part in inside:
+        yield from held(part, seen)
+
+
+def test_unlabeled_images_lead_to_no_label(run_dir):
+    from fewlabel.simulate import World
+
+    world = World.open(run_dir("rounds=1"))
+    labels = world.dataset.splits["train"].labels
+    site = world.site(1, 1, Rng(0), torch.nn.Linear(1, 1))
+    assert site.labeled is None
+    hidden = labels[torch.from_numpy(world.partition.shares[1].unlabeled)]
+    tensors = [value for value in held(site, set()) if isinstance(value, Tensor | np.ndarray)]
+    assert len(tensors) > 2  # the pixels and the index at least
+    for tensor in map(torch.as_tensor, tensors):
+        assert tensor.shape not in (labels.shape, hidden.shape) or not (
+            torch.equal(tensor, labels) or torch.equal(tensor, hidden)
+        )
+    # The search does find labels where they are.
+    assert any(value is site.model for value in held(site, set()))
+    reachable = held(world.site(0, 1, Rng(0), torch.nn.Linear(1, 1)), set())
+    assert any(
+        isinstance(v, Tensor) and torch.equal(v, labels[torch.from_numpy(world.partition.shares[0].labeled)])
+        for v in reachable
+    )
+
+
+# Data sets
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "fewlabel" / "decoded"
+
+
+def test_digits_are_1797_in_three_splits(cache):
+    digits = datasets.load("digits", 8)
+    assert {name: len(split) for name, split in digits.splits.items()} == {
+        "train": 1197,
+        "validation": 300,
+        "test": 300,
+    }
+    assert digits.classes == ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
+    assert (digits.channels, digits.image_size) == (1, 8)
+    for split in digits.splits.values():
+        assert split.images.pixels.dtype == torch.uint8
+        assert split.images.pixels.shape == (len(split), 1, 8, 8)
+        assert set(split.labels.tolist()) == set(range(10))
+
+
+def test_digits_are_scikit_learns_in_its_order(cache):
+    from sklearn.datasets import load_digits
+
+    splits = datasets.load("digits", 8).splits.values()
+    images, labels = load_digits(return_X_y=True)
+    found = torch.cat([split.images.pixels for split in splits]).view(-1, 64).double() * 16 / 255
+    assert np.array_equal(torch.cat([split.labels for split in splits]).numpy(), labels)
+    assert np.array_equal(found.round().numpy(), images)  # sixteen greys survive being written as 256
+
+
+def test_training_images_are_normalised_to_mean_0_and_deviation_1(cache):
+    train = datasets.load("digits", 16).splits["train"].images
+    seen = train.view(torch.arange(1197), "plain", generator()).double()
+    assert seen.mean().item() == pytest.approx(0, abs=1e-6)
+    assert seen.std(unbiased=False).item() == pytest.approx(1, abs=1e-6)
+
+
+def test_mean_and_deviation_are_worked_out_by_channel():
+    images = np.zeros((2, 2, 1, 2), np.uint8)
+    images[0, 0], images[1, 0] = 255, 0  # half white: mean 0.5, deviation 0.5
+    images[:, 1] = 51  # all 0.2: the deviation of a constant is kept from being 0, by which nothing can be divided
+    mean, std = datasets.moments(images)
+    assert mean == pytest.approx([0.5, 0.2])
+    assert std == pytest.approx([0.5, 1e-6])
+
+
+def test_decoding_twice_gives_the_same_arrays(cache, tmp_path, monkeypatch):
+    first = datasets.load("digits", 12)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    second = datasets.load("digits", 12)
+    for name, split in first.splits.items():
+        assert torch.equal(split.images.pixels, second.splits[name].images.pixels)
+        assert torch.equal(split.labels, second.splits[name].labels)
+        assert split.images.mean == second.splits[name].images.mean
+
+
+def test_a_data_set_is_decoded_once_and_nothing_is_left_aside(cache):
+    owndata.CALLS.clear()
+    datasets.load("tests.owndata:two_colours", 4)
+    datasets.load("tests.owndata:two_colours", 4)
+    assert owndata.CALLS == ["two_colours"]
+    assert [path.name for path in cache.iterdir()] == ["tests.owndata-two_colours-4px-v1"]
+
+
+def load_at_once(barrier, queue) -> None:
+    barrier.wait()
+    queue.put(int(datasets.load("digits", 20).splits["train"].images.pixels.sum()))
+
+
+def test_two_processes_may_decode_at_once(cache):
+    context = multiprocessing.get_context("fork")
+    barrier, queue = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=load_at_once, args=(barrier, queue)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    found = [queue.get(timeout=30) for _ in processes]
+    for process in processes:
+        process.join()
+    assert found == [int(datasets.load("digits", 20).splits["train"].images.pixels.sum())] * 2
+    assert [path.name for path in cache.iterdir()] == ["digits-20px-v1"]
+
+
+def test_the_slower_of_two_processes_takes_what_the_faster_wrote(cache):
+    datasets.load("digits", 8)
+    datasets.decode("digits", 8, cache / "digits-8px-v1")
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_cache_that_cannot_be_written_says_so(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(StorageError, match=r"cannot be written to .*: Not a directory; set XDG_CACHE_HOME"):
+        datasets.load("digits", 8)
+
+
+def test_a_disk_that_fills_up_while_decoding_says_so_and_leaves_nothing(cache, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError("512 requested and 0 written")  # what NumPy says, without a number or its text
+
+    monkeypatch.setattr(datasets.np, "save", full)
+    with pytest.raises(StorageError, match="512 requested and 0 written; set XDG_CACHE_HOME to a directory with room"):
+        datasets.load("digits", 8)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_damaged_cache_says_so(cache):
+    datasets.load("digits", 8)
+    (cache / "digits-8px-v1" / "about.json").unlink()
+    with pytest.raises(StorageError, match="cannot be written"):
+        datasets.load("digits", 8)
+
+
+def test_a_data_set_of_ones_own_is_named_by_its_function(cache):
+    found = datasets.load("tests.owndata:two_colours", 8)
+    assert found.classes == ("red", "blue")
+    assert (found.channels, found.image_size) == (3, 8)
+    assert {name: len(split) for name, split in found.splits.items()} == {"train": 8, "test": 4}
+    assert torch.equal(found.splits["train"].images.pixels[1, 2], torch.full((8, 8), 255, dtype=torch.uint8))
+    assert found.splits["train"].images.mean == pytest.approx((0.5, 0.0, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("digit", "there is no data set 'digit'; did you mean 'digits'"),
+        ("xyz", "there is no data set 'xyz'; there are digits"),
+        ("tests.nowhere:f", "data set 'tests.nowhere:f' cannot be imported: No module named 'tests.nowhere'"),
+        ("tests.owndata:f", "data set 'tests.owndata:f' cannot be imported: module 'tests.owndata' has no attribute"),
+        (":f", "data set ':f' cannot be imported"),
+        (
+            "tests.owndata:floats",
+            r"train images must be uint8 \[N, C, H, W\] with N labels, found float64 \[2, 1, 4, 4\]",
+        ),
+    ],
+)
+def test_a_data_set_that_is_not_there_or_no_data_set_is_refused_in_a_sentence(cache, name, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        datasets.load(name, 8)
+
+
+def test_a_raw_data_set_is_checked():
+    image, y = np.zeros((2, 1, 4, 4), np.uint8), np.arange(2)
+    Raw(("a", "b"), {"train": (image, y), "test": (image, y)})
+    with pytest.raises(BadInput, match="a data set has train, test and perhaps validation, found train"):
+        Raw(("a", "b"), {"train": (image, y)})
+    with pytest.raises(BadInput, match="perhaps validation, found train, test, extra"):
+        Raw(("a", "b"), {"train": (image, y), "test": (image, y), "extra": (image, y)})
+    with pytest.raises(BadInput, match=r"test images must be .* with labels \[1\]"):
+        Raw(("a", "b"), {"train": (image, y), "test": (image, y[:1])})
+    with pytest.raises(BadInput, match="train labels must be from 0 to 0"):
+        Raw(("a",), {"train": (image, y), "test": (image, y)})
+
+
+def test_resizing_is_bilinear_with_antialiasing():
+    image = np.zeros((1, 1, 4, 4), np.uint8)
+    image[0, 0, :, 2:] = 200
+    # Halving with antialiasing weighs the four nearest columns by 1/8, 3/8, 3/8, 1/8: (3*0 + 1*200) / 7 at the edge,
+    # where the outermost falls away.
+    assert datasets.resize(image, 2)[0, 0].tolist() == [[29, 171], [29, 171]]
+    assert datasets.resize(image, 4) is image
+
+
+# Partitions
+
+Y = np.random.Generator(np.random.PCG64(0)).permutation(np.repeat(np.arange(10), 120))
+
+
+def every(partition: Partition) -> np.ndarray:
+    parts = [part for share in partition.shares for part in (share.labeled, share.unlabeled)]
+    return np.concatenate([partition.server, *parts])
+
+
+def histogram(y: np.ndarray, parts: list[np.ndarray]) -> np.ndarray:
+    return np.stack([np.bincount(y[part], minlength=y.max() + 1) for part in parts])
+
+
+@pytest.mark.parametrize("at", ["some-clients", "every-client", "server"])
+@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_image_is_dealt_to_just_one_place(at, kind, seed):
+    clients = Clients(count=8, partition=kind, min_size=20)
+    partition = deal(Y, clients, Labels(at=at, per_class=3 if at == "server" else None), seed)
+    assert np.array_equal(np.sort(every(partition)), np.arange(len(Y)))
+    assert len(partition.shares) == 8
+    assert min(len(s.labeled) + len(s.unlabeled) for s in partition.shares) >= 20
+
+
+def test_iid_parts_differ_by_one_image_at_most():
+    partition = deal(Y[:1003], Clients(count=8, partition="iid"), Labels(), 0)
+    assert sorted(len(s.labeled) + len(s.unlabeled) for s in partition.shares) == [125] * 5 + [126] * 3
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 0.8, 10.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_client_with_its_fair_share_gets_nothing_of_the_next_classes(alpha, seed):
+    clients = Clients(count=7, alpha=alpha, min_size=1)
+    table = histogram(Y, dirichlet(Y, clients, Rng(seed)))
+    fair = len(Y) / 7
+    before = np.cumsum(table, axis=1) - table  # what a client held when a class was dealt out
+    assert (table[before >= fair] == 0).all()
+    assert (before >= fair).any()  # or the rule was not put to the test
+
+
+def test_rounding_gives_nothing_to_a_client_with_its_fair_share():
+    class Draw:
+        """Ten clients, of which the last takes all of class 0; sums of its later shares would come to just below 1."""
+
+        shares = iter([np.eye(10)[9], np.full(10, 0.1)])
+
+        def permutation(self, index: np.ndarray) -> np.ndarray:
+            return index
+
+        def dirichlet(self, alpha: np.ndarray) -> np.ndarray:
+            return next(self.shares)
+
+    class Stream:
+        numpy = Draw()
+
+    y = np.repeat([0, 1], [60, 540])
+    assert np.cumsum(np.full(9, 0.1) / np.full(9, 0.1).sum())[-1] < 1
+    table = histogram(y, dirichlet(y, Clients(count=10, min_size=1), Stream()))
+    assert table[9].tolist() == [60, 0]
+    assert table[:9, 1].tolist() == [60] * 9
+
+
+def test_without_the_rule_clients_may_grow_beyond_their_fair_share():
+    clients = Clients(count=5, alpha=0.2, balanced=False, min_size=1)
+    tables = [histogram(Y, dirichlet(Y, clients, Rng(seed))) for seed in range(5)]
+    fair = len(Y) / 5
+    assert any((t[np.cumsum(t, axis=1) - t >= fair] > 0).any() for t in tables)
+
+
+def test_a_share_too_small_for_a_number_still_deals_the_class_to_those_who_may_have_it():
+    # Dirichlet(1e-5) gives all of a class to one client, and to the rest exactly nothing.
+    clients = Clients(count=4, alpha=1e-5, min_size=1)
+    table = histogram(Y, dirichlet(Y, clients, Rng(0)))
+    before = np.cumsum(table, axis=1) - table
+    assert table.sum() == len(Y)
+    assert (table[before >= len(Y) / 4] == 0).all()
+
+
+def test_a_smaller_alpha_makes_clients_more_different():
+    def largest_class(alpha: float) -> float:
+        tables = [histogram(Y, dirichlet(Y, Clients(count=5, alpha=alpha, min_size=1), Rng(s))) for s in range(10)]
+        return float(np.mean([(t.max(axis=1) / t.sum(axis=1)).mean() for t in tables]))
+
+    often, sometimes, rarely = largest_class(0.05), largest_class(0.8), largest_class(100.0)
+    assert often > sometimes + 0.1
+    assert sometimes > rarely + 0.05
+    assert rarely < 0.2  # of ten classes, each has about a tenth
+
+
+def test_a_hundred_classes_are_dealt_out_too():
+    y = np.repeat(np.arange(100), 20)
+    clients = Clients(count=20, alpha=0.5, min_size=10)
+    partition = deal(y, clients, Labels(at="server", per_class=2), 0)
+    assert np.array_equal(np.sort(every(partition)), np.arange(2000))
+    assert len(partition.server) == 200
+
+
+def test_classes_need_not_be_there_or_be_numbered_without_gaps():
+    y = np.repeat([2, 5, 9], [30, 1, 29])
+    assert np.array_equal(np.sort(every(deal(y, Clients(count=3, min_size=5), Labels(), 0))), np.arange(60))
+
+
+def test_a_request_that_cannot_be_met_says_what_to_change():
+    with pytest.raises(BadInput, match="13 clients of at least 100 images need more than the 1200 there are; lower"):
+        deal(Y, Clients(count=13, min_size=100), Labels(), 0)
+    with pytest.raises(BadInput, match=r"no Dirichlet\(0.001\) partition of 1200 images gives each of 10 clients 100"):
+        deal(Y, Clients(count=10, min_size=100, alpha=0.001), Labels(), 0)
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
+@pytest.mark.parametrize("at", ["some-clients", "every-client", "server"])
+def test_the_seed_alone_decides_who_gets_what(kind, at):
+    def checksum(seed: int) -> str:
+        return deal(Y, Clients(partition=kind), Labels(at=at), seed).checksum
+
+    assert checksum(3) == checksum(3)
+    assert checksum(3) != checksum(4)
+
+
+# Labels
+
+
+def test_labels_at_some_clients_are_all_of_theirs_and_none_of_the_others():
+    partition = deal(Y, Clients(), Labels(at="some-clients", clients=3), 0)
+    for number, share in enumerate(partition.shares):
+        assert (len(share.labeled) > 0, len(share.unlabeled) > 0) == (number < 3, number >= 3)
+    assert len(partition.server) == 0
+
+
+def test_labels_at_every_client_are_a_fraction_of_its_images():
+    partition = deal(Y, Clients(), Labels(at="every-client", fraction=0.25), 0)
+    for share in partition.shares:
+        size = len(share.labeled) + len(share.unlabeled)
+        assert len(share.labeled) == round(0.25 * size)
+
+
+def test_a_fraction_is_two_images_at_least_because_batch_norm_needs_two():
+    partition = deal(Y, Clients(), Labels(at="every-client", fraction=0.0), 0)
+    assert {len(share.labeled) for share in partition.shares} == {2}
+    partition = deal(Y[:5], Clients(count=5, min_size=1, partition="iid"), Labels(at="every-client", fraction=0.0), 0)
+    assert {len(share.labeled) for share in partition.shares} == {1}
+
+
+def test_all_labels_are_a_fraction_of_one():
+    partition = deal(Y, Clients(), Labels(at="every-client", fraction=1.0), 0)
+    assert sum(len(share.labeled) for share in partition.shares) == len(Y)
+    assert sum(len(share.unlabeled) for share in partition.shares) == 0
+
+
+def test_labels_at_every_client_may_be_some_of_each_class_it_holds():
+    partition = deal(Y, Clients(), Labels(at="every-client", per_class=5), 0)
+    for share in partition.shares:
+        whole = np.bincount(Y[np.concatenate([share.labeled, share.unlabeled])], minlength=10)
+        assert np.bincount(Y[share.labeled], minlength=10).tolist() == np.minimum(whole, 5).tolist()
+
+
+def test_labels_at_the_server_are_as_many_of_each_class_and_its_clients_have_none():
+    partition = deal(Y, Clients(), Labels(at="server", per_class=7), 0)
+    assert np.bincount(Y[partition.server]).tolist() == [7] * 10
+    assert all(len(share.labeled) == 0 for share in partition.shares)
+    assert len(deal(Y, Clients(), Labels(at="server"), 0).server) == 500
+
+
+def test_where_the_labels_are_does_not_change_who_holds_which_image():
+    def whole(labels: Labels) -> list[list[int]]:
+        shares = deal(Y, Clients(), labels, 0).shares
+        return [sorted(np.concatenate([s.labeled, s.unlabeled]).tolist()) for s in shares]
+
+    assert whole(Labels(clients=1)) == whole(Labels(clients=5)) == whole(Labels(at="every-client", fraction=1.0))
+
+
+# On disk
+
+
+def test_a_stored_partition_is_read_back_with_its_histograms(tmp_path):
+    partition = deal(Y, Clients(count=3), Labels(at="server", per_class=2), 0)
+    partition.save(tmp_path / "partition.json", Y, tuple("0123456789"))
+    found = Partition.load(tmp_path / "partition.json")
+    assert found.checksum == partition.checksum
+    for a, b in zip(found.shares, partition.shares, strict=True):
+        assert a.unlabeled.dtype == np.int64
+        assert np.array_equal(a.labeled, b.labeled)
+        assert np.array_equal(a.unlabeled, b.unlabeled)
+    stored = json.loads((tmp_path / "partition.json").read_text())
+    assert stored["server"]["classes"] == [2] * 10
+    total = np.sum([client["classes"] for client in stored["clients"]], axis=0)
+    assert total.tolist() == [118] * 10
+
+
+def test_the_checksum_sees_who_holds_what_and_whether_with_labels():
+    one, two, none = np.array([1]), np.array([1, 2]), np.array([], np.int64)
+    base = Partition((Share(one, none), Share(none, none)), none)
+    others = [
+        Partition((Share(none, one), Share(none, none)), none),
+        Partition((Share(none, none), Share(one, none)), none),
+        Partition((Share(two, none), Share(none, none)), none),
+        replace(base, server=one),
+        Partition((Share(none, none), Share(none, none)), one),
+    ]
+    assert len({partition.checksum for partition in (base, *others)}) == 6
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda t: t["clients"][0]["labeled"].append(0), "was changed: its checksum does not match"),
+        (lambda t: t["clients"][1]["unlabeled"].reverse(), "was changed: its checksum does not match"),
+        (lambda t: t["clients"].pop(), "was changed: its checksum does not match"),
+        (lambda t: t.pop("server"), "is not a partition that can be read: 'server'"),
+        (lambda t: t["clients"][0].update(labeled=["x"]), "is not a partition that can be read"),
+        (lambda t: t["clients"][0].update(labeled=[1 << 70]), "is not a partition that can be read"),
+    ],
+)
+def test_a_partition_that_was_tampered_with_is_refused(tmp_path, damage, sentence):
+    path = tmp_path / "partition.json"
+    deal(Y, Clients(count=3), Labels(), 0).save(path, Y, tuple("0123456789"))
+    table = json.loads(path.read_text())
+    damage(table)
+    path.write_text(json.dumps(table))
+    with pytest.raises(StorageError, match=sentence):
+        Partition.load(path)
+
+
+def test_a_partition_that_is_cut_short_or_missing_is_refused(tmp_path):
+    path = tmp_path / "partition.json"
+    with pytest.raises(StorageError, match="No such file"):
+        Partition.load(path)
+    path.write_text('{"clients": [')
+    with pytest.raises(StorageError, match="is not a partition that can be read"):
+        Partition.load(path)
