@@ -5,7 +5,6 @@ PyTorch takes seconds to import, so it comes in with the commands that need it, 
 
 import json
 import mmap
-import multiprocessing
 import os
 import shlex
 import signal
@@ -146,9 +145,10 @@ def compare(
     data_dir: DataDir = None,
     form: Format = Form.TEXT,
 ) -> None:
-    """Compare methods between their floor and their ceiling.
+    r"""Compare methods between their floor and their ceiling.
 
     All run the experiment in FILE (TOML); rows labels-only and all-labels are added.
+    --set is for every row; what concerns one method goes into FILE's table \[method].
     Repeated, it skips what is done and resumes what was interrupted.
 
     Examples:
@@ -266,10 +266,10 @@ def table_of(file: Path | None, grid: bool = False) -> dict[str, Any]:
 
 
 def method_of(base: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A method by name: as the file sets it if it is the file's own, else with its defaults."""
+    """A method by name, with the file's settings if they are for it, or for whichever: a table without a name."""
     given = base.get("method")
-    own = isinstance(given, dict) and given.get("name") == name == base.get("name", name)
-    return dict(given) if own and given else {"name": name}
+    own = isinstance(given, dict) and given.get("name", name) == name == base.get("name", name)
+    return {**given, "name": name} if own and given else {"name": name}
 
 
 def without_method(base: Mapping[str, Any]) -> dict[str, Any]:
@@ -373,8 +373,6 @@ def interruptible(again: str) -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: bool(flag[0])
     except BaseException as error:
-        for child in multiprocessing.active_children():
-            child.kill()
         unfinished = isinstance(error, RunFailed | Interrupted | KeyboardInterrupt | OSError) or "resume" in str(error)
         if unfinished and again not in str(error):
             error.add_note(f"to go on: {again}")

@@ -532,7 +532,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 caption { text-align: left; padding-bottom: .5rem }
 th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: bottom }
 th:first-child { text-align: left } tbody th { font-weight: normal }
-tbody td { white-space: nowrap }
+tbody th, tbody td { white-space: nowrap }
 p { margin: .3rem 0 }
 figure { margin: 1rem 0 } svg { width: 100%; height: auto; max-width: 46rem } svg text { fill: currentColor }
 pre { background: var(--soft); padding: .8rem; font-size: .85rem }

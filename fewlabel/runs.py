@@ -5,9 +5,11 @@ import os
 import platform
 import resource
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,9 @@ from fewlabel import checkpoint, tree
 from fewlabel.checkpoint import Checkpoints, Saved
 from fewlabel.data import datasets
 from fewlabel.data.partition import deal
-from fewlabel.errors import BadInput, FewLabelError, StorageError
+from fewlabel.errors import BadInput, FewLabelError, RunFailed, StorageError
 from fewlabel.experiment import Experiment, dumps, load
-from fewlabel.federation import state_kind, train
+from fewlabel.federation import ClientError, state_kind, train
 from fewlabel.pool import Pool, Serial
 from fewlabel.simulate import Executor, Simulation, image_size
 
@@ -38,12 +40,13 @@ class Interrupted(FewLabelError):
 def prepare(experiment: Experiment, directory: Path) -> Path:
     """Lays out a run: its resolved experiment and who holds which image."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if {path.name for path in directory.iterdir()} - {"partition.json"}:  # which is all that a kill leaves here
+        there = [path.name for path in directory.iterdir()] if directory.exists() else []
+        if any(name != "partition.json" and not name.startswith(".") for name in there):  # more than a kill leaves here
             raise BadInput(f"{directory} is not empty; continue it with --resume {directory} or choose another --out")
         dataset = datasets.load(experiment.data.name, image_size(experiment))
         labels = dataset.splits["train"].labels.numpy()
         partition = deal(labels, experiment.clients, experiment.labels, experiment.seed)
+        directory.mkdir(parents=True, exist_ok=True)
         partition.save(directory / "partition.json", labels, dataset.classes)
         checkpoint.write(directory / "experiment.toml", dumps(experiment).encode())
     except OSError as error:
@@ -74,7 +77,9 @@ def execute(
         try:
             run.go(stop)
         except Exception as error:
-            run.rescue(error)
+            run.rescue()
+            if (told := run.explained(error)) is not error:
+                raise told from error
             raise
     return summary(directory)
 
@@ -148,15 +153,24 @@ class Run:
     def since_checkpoint(self) -> float:
         return time.monotonic() - self.last_checkpoint
 
-    def rescue(self, error: Exception) -> None:
-        """Keeps what is complete when a run cannot go on, and the traceback of what went wrong at a client."""
-        if isinstance(error.__cause__, RuntimeError):
-            (self.directory / "error.txt").write_text(str(error.__cause__))
-        try:
-            self.settle(keep=True)
-            self.fed.executor.discard()
-        except (FewLabelError, OSError):  # the first error is the one to tell
-            pass
+    def explained(self, error: Exception) -> Exception:
+        """What stopped the run, as a sentence where a task or a method of one's own is to blame; with its traceback."""
+        trace = self.directory / "error.txt"
+        if isinstance(error, ClientError) and error.__cause__:
+            trace.write_text(str(error.__cause__))
+        elif not isinstance(error, FewLabelError | OSError) and not type(self.method).__module__.startswith(
+            "fewlabel."
+        ):
+            trace.write_text("".join(traceback.format_exception(error)))
+            what = f"{type(self.method).__name__} failed at the server in round {self.fed.round}"
+            return RunFailed(f"{what}: {type(error).__name__}: {error}; traceback in {trace}")
+        return error
+
+    def rescue(self) -> None:
+        """Keeps what is complete when a run cannot go on; the first error is the one to tell."""
+        for step in (partial(self.settle, keep=True), self.fed.executor.discard):
+            with suppress(FewLabelError, OSError):
+                step()
 
     def keep_lines(self, rounds: int) -> None:
         """Drops lines of rounds that are done again."""

@@ -4,6 +4,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -134,6 +135,9 @@ def attempt(
         execute(directory, workers=workers, watch=watch, stop=stop)
     except Interrupted as error:
         return {"done": False, "stopped": str(error)}
-    except (FewLabelError, OSError) as error:
+    except FewLabelError as error:
         return {"failed": str(error)}
+    except Exception as error:  # the other runs go on
+        (directory / "error.txt").write_text(traceback.format_exc())
+        return {"failed": f"{type(error).__name__}: {error}; traceback in {directory / 'error.txt'}"}
     return {"done": True}

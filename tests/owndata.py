@@ -28,6 +28,15 @@ def on_and_off() -> Raw:
     return Raw(("black", "white"), {"train": (images, labels), "test": (images, labels)})
 
 
+def shades() -> Raw:
+    """Noise of 8x8: 200 dark images of class 0 and 100 bright ones of class 1."""
+    draw = np.random.Generator(np.random.PCG64(0))
+    labels = np.repeat([0, 1], [200, 100])
+    images = draw.integers(0, 64, (300, 1, 8, 8)) + 192 * labels.reshape(-1, 1, 1, 1)
+    split = images.astype(np.uint8), labels
+    return Raw(("dark", "bright"), {"train": split, "test": split})
+
+
 def floats() -> Raw:
     image = np.zeros((2, 1, 4, 4))
     return Raw(("a", "b"), {"train": (image, np.arange(2)), "test": (image, np.arange(2))})

@@ -70,7 +70,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Trap(Keeper):
-    """Keeper, but where the file `trap` exists one client writes its process into it and hangs."""
+    """Keeper, but where the file `trap` exists one client writes its process into it and hangs, or raises."""
 
     trap: str = ""
     client: int = 2
@@ -80,6 +80,8 @@ class Trap(Keeper):
     def local_update(self, site: Site[Memory], msg: Model) -> Update:
         trap = Path(self.trap)
         if (site.info.id, site.round) == (self.client, self.at) and trap.exists():
+            if trap.read_text() == "raise":
+                raise ValueError("trapped")
             trap.write_text(str(os.getpid()))
             time.sleep(60)
             raise AssertionError("nobody came to kill this process")

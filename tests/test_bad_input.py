@@ -232,10 +232,18 @@ def test_too_few_replies_end_the_run(complaint: Complain) -> None:
     assert "clients.min_replies" in sentence
 
 
-def test_a_bug_is_called_one_and_its_traceback_is_kept(complaint: Complain) -> None:
+def test_a_method_of_ones_own_that_raises_at_the_server_is_named(complaint: Complain, tmp_path: Path) -> None:
     code, sentence = complaint(*RUN, "--method", f"{BAD}Stumbles", "--out", "run")
+    assert code == 3
+    assert "Stumbles failed at the server in round 1: ZeroDivisionError: nothing to share" in sentence
+    assert "in round" in (tmp_path / "run" / "error.txt").read_text()
+
+
+def test_a_bug_is_called_one_and_its_traceback_is_kept(complaint: Complain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("fewlabel.runs.Run.finish")
+    code, sentence = complaint(*RUN, "--out", "run")
     assert code == 1
-    assert "this is a bug in FewLabel: ZeroDivisionError: nothing to share" in sentence
+    assert "this is a bug in FewLabel: AttributeError" in sentence
     file = Path(sentence.rpartition(" ")[2])
-    assert "in round" in file.read_text()
+    assert "self.finish" in file.read_text()
     file.unlink()

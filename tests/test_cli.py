@@ -49,7 +49,7 @@ def fewlabel(capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
-def process(*argv: str, **more: object) -> "subprocess.Popen[str]":
+def process(*argv: str) -> "subprocess.Popen[str]":
     """The command, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-m", "fewlabel.cli", *argv]
@@ -230,7 +230,9 @@ def test_resuming_what_is_finished_shows_its_result(fewlabel: Command) -> None:
 
 def test_methods_and_data_of_the_current_directory_are_found(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "import numpy as np\nfrom fewlabel.data.datasets import Raw\nfrom fewlabel.methods.fedavg import FedAvg as Mine\n"
+        "import numpy as np\n"
+        "from fewlabel.data.datasets import Raw\n"
+        "from fewlabel.methods.fedavg import FedAvg as Mine\n"
         "def noise():\n"
         "    images, labels = np.zeros((60, 1, 16, 16), np.uint8), np.arange(60) % 2\n"
         "    return Raw(('a', 'b'), {'train': (images, labels), 'test': (images, labels)})\n"
@@ -276,7 +278,7 @@ def test_one_signal_to_a_sweep_stops_all_its_runs(tmp_path: Path) -> None:
     running.send_signal(signal.SIGTERM)  # to the parent alone, unlike Ctrl-C at a terminal
     out, err = running.communicate(timeout=60)
     assert (running.returncode, out) == (130, "")
-    assert "1 of 3 runs not begun; do the same again to go on" in err.splitlines()[-1]
+    assert "3 of 3 runs unfinished; do the same again to go on" in err.splitlines()[-1]
     assert len(list(tmp_path.glob("s/*/checkpoint/round-*"))) == 2
 
 
@@ -286,6 +288,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
     running.send_signal(signal.SIGINT)
     assert running.stderr is not None
     assert "once more to leave at once" in running.stderr.readline()
+    time.sleep(0.3)  # nobody is faster, and Python may take two signals within a moment for one
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=20)
     assert running.returncode == 130
@@ -334,3 +337,15 @@ def test_a_sweep_says_how_each_run_ended(capsys: pytest.CaptureFixture[str]) -> 
 def test_sizes_and_times_are_short() -> None:
     assert [size(n) for n in (12, 12_300, 12_300_000, 4e9)] == ["12 B", "12.3 kB", "12.3 MB", "4.0 GB"]
     assert [span(n) for n in (0.42, 61, 7_260)] == ["0.4 s", "1 min 01 s", "2 h 01 min"]
+
+
+def test_a_measurement_is_one_json_document_whatever_it_prints(
+    fewlabel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "tiny.py").write_text(
+        '"""How fast nothing is."""\ndef main():\n    print(1)\n    return {"s": 0}'
+    )
+    monkeypatch.setattr("fewlabel.cli.__file__", str(tmp_path / "fewlabel" / "cli.py"))
+    assert fewlabel("bench") == (0, "tiny  How fast nothing is.\n", "")
+    assert fewlabel("bench", "tiny") == (0, '{\n "s": 0\n}\n', "1\n")

@@ -263,6 +263,7 @@ def test_a_data_set_is_decoded_once_and_nothing_is_left_aside(cache):
 
 
 def load_at_once(barrier, queue) -> None:
+    torch.set_num_threads(1)  # as in a worker: a fork cannot use the threads of its parent
     barrier.wait()
     queue.put(int(datasets.load("digits", 20).splits["train"].images.pixels.sum()))
 
@@ -270,7 +271,7 @@ def load_at_once(barrier, queue) -> None:
 def test_two_processes_may_decode_at_once(cache):
     context = multiprocessing.get_context("fork")
     barrier, queue = context.Barrier(2), context.Queue()
-    processes = [context.Process(target=load_at_once, args=(barrier, queue)) for _ in range(2)]
+    processes = [context.Process(target=load_at_once, args=(barrier, queue), daemon=True) for _ in range(2)]
     for process in processes:
         process.start()
     found = [queue.get(timeout=30) for _ in processes]
@@ -403,9 +404,9 @@ def test_a_client_with_its_fair_share_gets_nothing_of_the_next_classes(alpha, se
 
 def test_rounding_gives_nothing_to_a_client_with_its_fair_share():
     class Draw:
-        """Ten clients, of which the last takes all of class 0; sums of its later shares would come to just below 1."""
+        """The last of eleven clients takes all of class 0; of class 1 all would take the same."""
 
-        shares = iter([np.eye(10)[9], np.full(10, 0.1)])
+        shares = iter([np.eye(11)[10], np.full(11, 0.1)])
 
         def permutation(self, index: np.ndarray) -> np.ndarray:
             return index
@@ -416,11 +417,13 @@ def test_rounding_gives_nothing_to_a_client_with_its_fair_share():
     class Stream:
         numpy = Draw()
 
-    y = np.repeat([0, 1], [60, 540])
-    assert np.cumsum(np.full(9, 0.1) / np.full(9, 0.1).sum())[-1] < 1
-    table = histogram(y, dirichlet(y, Clients(count=10, min_size=1), Stream()))
-    assert table[9].tolist() == [60, 0]
-    assert table[:9, 1].tolist() == [60] * 9
+    # Ten tenths of what the ten others may take add up to just below 1, and 600 times that is 599 and a last image.
+    tenths = np.append(np.full(10, 0.1), 0)
+    assert int(np.cumsum(tenths / tenths.sum())[9] * 600) == 599
+    y = np.repeat([0, 1], [60, 600])
+    table = histogram(y, dirichlet(y, Clients(count=11, min_size=1), Stream()))
+    assert table[10].tolist() == [60, 0]
+    assert table[:10, 1].sum() == 600
 
 
 def test_without_the_rule_clients_may_grow_beyond_their_fair_share():
@@ -466,8 +469,8 @@ def test_classes_need_not_be_there_or_be_numbered_without_gaps():
 def test_a_request_that_cannot_be_met_says_what_to_change():
     with pytest.raises(BadInput, match="13 clients of at least 100 images need more than the 1200 there are; lower"):
         deal(Y, Clients(count=13, min_size=100), Labels(), 0)
-    with pytest.raises(BadInput, match=r"no Dirichlet\(0.001\) partition of 1200 images gives each of 10 clients 100"):
-        deal(Y, Clients(count=10, min_size=100, alpha=0.001), Labels(), 0)
+    with pytest.raises(BadInput, match=r"no Dirichlet\(0.001\) partition of 1200 images gives each of 20 clients 50"):
+        deal(Y, Clients(count=20, min_size=50, alpha=0.001), Labels(), 0)
 
 
 @pytest.mark.parametrize("kind", ["iid", "dirichlet"])

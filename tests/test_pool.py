@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 
+from fewlabel import wire
 from fewlabel.federation import ClientError, Reply
 from fewlabel.pool import Pool, Serial, WorkerDied
 from fewlabel.runs import execute
@@ -246,6 +247,23 @@ def test_messages_of_any_size_pass(fed: Fed, executor: Executor, size: int) -> N
     for reply in obey(fed(executor), [(0, Order(echo=echo)), (1, Order(echo=echo + 1))]):
         assert reply.upload.echo is not None
         assert torch.equal(reply.upload.echo, echo + reply.job)
+
+
+def test_outcomes_wait_unread_however_much_their_workers_do_meanwhile(fed: Fed, pool: Pool, tmp_path: Path) -> None:
+    run, last = str(fed(pool).directory), tmp_path / "last"
+    tickets = {}
+    for number in range(8):
+        order = Order(echo=torch.full([1000 * (8 - number)], number), touch=str(last) if number == 7 else "")
+        job = Job(run, "client", "obey", client=number % 5, round=number)
+        tickets[pool.submit(job, wire.pack(order), None)] = order
+    wait_for(last)
+    while not all(pool.ready(ticket) for ticket in tickets):
+        pool.wait()
+    for ticket, order in tickets.items():
+        echo = wire.unpack(Done, pool.collect(ticket).payload or b"").echo
+        assert echo is not None
+        assert order.echo is not None
+        assert torch.equal(echo, order.echo)
 
 
 # --- death

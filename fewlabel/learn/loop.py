@@ -53,7 +53,7 @@ class SGD:
         torch._fused_sgd_(
             parameters,
             gradients,
-            momentum,
+            momentum if self.local.momentum else [],  # without momentum the kernel wants no buffers
             lr=self.local.lr,
             momentum=self.local.momentum,
             weight_decay=self.local.weight_decay,

@@ -1,0 +1,52 @@
+"""Methods of one's own, by `tests.own_methods:NAME`."""
+
+from dataclasses import dataclass
+
+from fewlabel import tree
+from fewlabel.federation import SERVER, SOME_CLIENTS, Federation, Site, on_client
+from fewlabel.methods.fedavg import Model
+from fewlabel.strict import Positive
+from fewlabel.tree import Tree
+
+
+@dataclass(frozen=True)
+class Steps:
+    lr: Positive = 0.1
+    lr_unlabeled: Positive | None = None  # by default lr
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Keeps the model as it is. Its settings have a None inside, whose default here is another than in its class."""
+
+    steps: Steps = Steps(lr=0.2, lr_unlabeled=0.05)
+    warmup: int | None = None
+    thresholds: tuple[float, ...] = (0.5, 0.9)
+
+    settings = frozenset({SOME_CLIENTS})
+
+    def init(self, fed: Federation) -> Model:
+        return Model(tree.of(fed.server.model))
+
+    def round(self, state: Model, fed: Federation) -> Model:
+        return state
+
+    def model(self, state: Model) -> Tree:
+        return state.model
+
+    @on_client
+    def local_update(self, site: Site[None], msg: Model) -> Model | None:
+        return None
+
+
+@dataclass(frozen=True)
+class ServerOnly(Idle):
+    settings = frozenset({SERVER})
+
+
+class Unfrozen:
+    """Nothing of a method."""
+
+
+def broken() -> Idle:
+    raise RuntimeError("no licence found")
