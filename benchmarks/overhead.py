@@ -1,22 +1,24 @@
 """What FewLabel itself costs: the time and memory of runs whose clients do nothing.
 
-`python benchmarks/overhead.py`, or `fewlabel bench overhead`. Every run has a process tree of its own, so that none
+Run `fewlabel bench overhead`, or `python benchmarks/overhead.py`. Every run has a process tree of its own, so that none
 finds the memory of another, and is looked at between rounds, when no job is under way.
 """
 
 import json
 import os
 import platform
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from statistics import fmean, median, quantiles
+from timeit import repeat
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -25,18 +27,21 @@ from torch import nn
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))  # what an experiment names as benchmarks.overhead:… is imported by that name
+    sys.path.insert(0, str(ROOT))  # an experiment names what is here as benchmarks.overhead:…
 
-from fewlabel import runs, tree  # noqa: E402
+from fewlabel import runs, tree, wire  # noqa: E402
 from fewlabel.data.datasets import Raw  # noqa: E402
-from fewlabel.experiment import Checkpoint, Clients, Data, Evaluate, Experiment, Labels, Net  # noqa: E402
-from fewlabel.federation import EVERY_CLIENT, Federation, Site, broadcast, on_client  # noqa: E402
+from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net  # noqa: E402
+from fewlabel.federation import EVERY_CLIENT, ClientInfo, Federation, Site, accept, broadcast, on_client, tasks  # noqa: E402
+from fewlabel.pool import contents, parcel  # noqa: E402
 from fewlabel.tree import Tree  # noqa: E402
 
+T = TypeVar("T")
+
 PER_ROUND, WORKERS, REPEATS = 10, 2, 3
-ROUNDS, WARM_UP, MANY_ROUNDS = 310, 10, 100  # MANY: of the run with 10,000 clients, whose states would fill a disk
-EARLY, LATE = 10, 500
-MS_PER_CLIENT, GROWTH = 1.0, 1.05  # the targets
+WARM_UP, ROUNDS = 10, 310
+EARLY, MIDDLE, LATE = 10, 100, 500  # the run with 10,000 clients ends at MIDDLE: its states would fill a disk
+MS_PER_CLIENT, RATIO = 1.0, 1.05  # the targets
 
 
 @dataclass(frozen=True)
@@ -76,12 +81,10 @@ class EchoState(Echo):
 
 
 def net(channels: int, classes: int, image_size: int) -> nn.Module:
-    """LeNet-5, 61,706 parameters for grey images of any size and ten classes."""
-    return nn.Sequential(
-        *(nn.Conv2d(channels, 6, 5, padding=2), nn.Tanh(), nn.Conv2d(6, 16, 5, padding=2), nn.Tanh()),
-        *(nn.AdaptiveAvgPool2d(5), nn.Flatten(), nn.Linear(400, 120), nn.Tanh()),
-        *(nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, classes)),
-    )
+    """LeNet-5 for images of any size: 61,706 parameters where they are grey and of ten classes."""
+    features = nn.Conv2d(channels, 6, 5, padding=2), nn.Tanh(), nn.Conv2d(6, 16, 5, padding=2), nn.Tanh()
+    head = nn.Linear(400, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, classes)
+    return nn.Sequential(*features, nn.AdaptiveAvgPool2d(5), nn.Flatten(), *head)
 
 
 def blank(images: int) -> Raw:
@@ -103,89 +106,120 @@ def blank_10000() -> Raw:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of a run, in seconds and bytes."""
+    """What was seen of a run, in seconds and megabytes."""
 
-    seconds: list[float]  # of each round, from line to line of rounds.jsonl: whatever a round costs is in it
-    bytes: int  # up and down, of the last round
-    cpu: dict[str, float]  # seconds of parent and workers after the warm-up
-    pss: dict[int, int]  # after some rounds
+    seconds: list[float]  # of each round after the warm-up, from one line of rounds.jsonl to the next: all it costs
+    cpu: dict[str, float]  # of the parent and its workers in these rounds
+    traffic: float  # of a round, up and down
+    pss: dict[int, float]  # after some of the rounds
 
 
 def watch(method: str, clients: int, rounds: int, look: Collection[int] = ()) -> Seen:
-    """Plays a run in this process and its workers."""
-    times, lines, pss, cpu = [], [], {}, []
+    """Plays a run in this process and its workers. It has two rounds more, because the last is evaluated."""
+    times, lines, used, pss = [], [], [], {}
     parent = psutil.Process()
 
-    def line(written: dict[str, Any]) -> None:
-        times.append(time.perf_counter())
-        lines.append(written)
-        number = written["round"]
+    def after(line: dict[str, Any]) -> None:
+        number = line["round"]
+        if WARM_UP <= number <= rounds:
+            times.append(time.perf_counter())
+            lines.append(line)
         if number in look:
-            pss[number] = sum(p.memory_full_info().pss for p in (parent, *parent.children(recursive=True)))
+            pss[number] = sum(map(unshared, (parent, *parent.children(recursive=True))))
         if number in (WARM_UP, rounds):
             processes = {"parent": [parent], "workers": parent.children(recursive=True)}
-            cpu.append({who: sum(sum(p.cpu_times()[:2]) for p in some) for who, some in processes.items()})
+            used.append({who: sum(sum(p.cpu_times()[:2]) for p in some) for who, some in processes.items()})
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         experiment = Experiment(
             method=f"benchmarks.overhead:{method}",
-            rounds=rounds,
+            rounds=rounds + 2,
             data=Data(f"benchmarks.overhead:blank_{clients}", image_size=8),
             model=Net("benchmarks.overhead:net"),
             clients=Clients(clients, "iid", per_round=PER_ROUND),
             labels=Labels("every-client"),
-            evaluate=Evaluate(every=rounds),
-            checkpoint=Checkpoint(),
+            evaluate=Evaluate(every=rounds + 2),
         )
-        runs.execute(runs.prepare(experiment, Path(folder) / "run"), workers=WORKERS, watch=line)
-    seconds = [after - before for before, after in zip(times, times[1:], strict=False)]
-    spent = {who: cpu[1][who] - cpu[0][who] for who in cpu[0]}
-    return Seen(seconds, lines[-1]["bytes_up"] + lines[-1]["bytes_down"], spent, pss)
+        runs.execute(runs.prepare(experiment, Path(folder) / "run"), workers=WORKERS, watch=after)
+    cpu = {who: used[1][who] - used[0][who] for who in used[0]}
+    traffic = (lines[-1]["bytes_up"] + lines[-1]["bytes_down"]) / 1e6
+    return Seen([late - early for early, late in pairwise(times)], cpu, traffic, pss)
+
+
+def unshared(process: psutil.Process) -> float:
+    """A process's PSS but for mapped files, in megabytes: a library counts less the more programs run here."""
+    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    return (kib["Pss"] - kib["Pss_File"]) * 1024 / 1e6
+
+
+def parts() -> dict[str, float]:
+    """Milliseconds of what each client's model goes through, each step by itself."""
+    torch.set_num_threads(1)
+    model, client, task = Model(tree.of(net(1, 10, 8))), ClientInfo(0, 1, 9), tasks(Echo)["echo"]
+    data, memory = wire.pack(model), parcel()
+    steps: dict[str, Callable[[], object]] = {
+        "unpack_message": lambda: wire.unpack(Model, data),
+        "pack_upload": lambda: wire.pack(model),
+        "carry_upload": lambda: contents(os.dup(parcel(data, memory=memory))),
+        "accept_upload": lambda: accept(task, client, 1, data, model.model),
+        "fold": lambda: tree.mean([(1, model.model)] * 11),
+    }
+    found = {name: 1000 * min(repeat(step, number=100)) / 100 for name, step in steps.items()}
+    return found | {"fold": found["fold"] / 11}
 
 
 def main() -> dict[str, Any]:
-    def fresh(*run: Any) -> Seen:
+    def fresh(function: Callable[..., T], *arguments: Any) -> T:
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            return process.submit(watch, *run).result()
+            return process.submit(function, *arguments).result()
 
-    plain = [fresh("Echo", 100, ROUNDS) for _ in range(REPEATS)]
-    long = fresh("EchoState", 100, LATE, (EARLY, MANY_ROUNDS, LATE))
-    many = fresh("EchoState", 10_000, MANY_ROUNDS, (MANY_ROUNDS,))
-    rounds = [1000 * second / PER_ROUND for run in plain for second in run.seconds[WARM_UP:]]
-    done = REPEATS * (ROUNDS - WARM_UP) * PER_ROUND
-    overhead = {
-        "ms_per_client": statistics.median(rounds),
-        "mean": statistics.fmean(rounds),
-        "p90": statistics.quantiles(rounds, n=10)[-1],
-        "runs": [statistics.median(run.seconds[WARM_UP:]) * 1000 / PER_ROUND for run in plain],
-        "stateful": statistics.median(long.seconds[WARM_UP:]) * 1000 / PER_ROUND,
-        "cpu_ms_per_client": {who: 1000 * sum(run.cpu[who] for run in plain) / done for who in plain[0].cpu},
+    plain = [fresh(watch, "Echo", 100, ROUNDS) for _ in range(REPEATS)]
+    stateful = fresh(watch, "EchoState", 100, LATE, (EARLY, MIDDLE, LATE))
+    crowd = fresh(watch, "EchoState", 10_000, MIDDLE, (MIDDLE,))
+    each = [per_client(run) for run in plain]
+    rounds = [ms for run in each for ms in run]
+    jobs = PER_ROUND * len(rounds)
+    overhead: dict[str, Any] = {
+        "ms_per_client": median(rounds),
+        "p90": quantiles(rounds, n=10)[-1],
+        "mean": fmean(rounds),  # with the checkpoint of every tenth round
         "rounds": len(rounds),
-        "bytes_per_round": plain[0].bytes,
+        "of_each_run": [median(run) for run in each],
+        "with_client_state": median(per_client(stateful)),
+        "cpu_ms_per_client": {who: 1000 * sum(run.cpu[who] for run in plain) / jobs for who in plain[0].cpu},
+        "parts_ms": fresh(parts),
+        "mb_per_round": plain[0].traffic,
     }
     memory = {
-        f"pss_round_{EARLY}_mb": long.pss[EARLY] / 1e6,
-        f"pss_round_{LATE}_mb": long.pss[LATE] / 1e6,
-        "pss_100_clients_mb": long.pss[MANY_ROUNDS] / 1e6,
-        "pss_10000_clients_mb": many.pss[MANY_ROUNDS] / 1e6,
-        "ratio_rounds": long.pss[LATE] / long.pss[EARLY],
-        "ratio_clients": many.pss[MANY_ROUNDS] / long.pss[MANY_ROUNDS],
+        f"pss_round_{EARLY}_mb": stateful.pss[EARLY],
+        f"pss_round_{LATE}_mb": stateful.pss[LATE],
+        "pss_100_clients_mb": stateful.pss[MIDDLE],
+        "pss_10000_clients_mb": crowd.pss[MIDDLE],
+        "ratio_rounds": stateful.pss[LATE] / stateful.pss[EARLY],
+        "ratio_clients": crowd.pss[MIDDLE] / stateful.pss[MIDDLE],
     }
     targets = {
         f"ms_per_client < {MS_PER_CLIENT}": overhead["ms_per_client"] < MS_PER_CLIENT,
-        f"ratio_rounds < {GROWTH}": memory["ratio_rounds"] < GROWTH,
-        f"ratio_clients < {GROWTH}": memory["ratio_clients"] < GROWTH,
+        f"ratio_rounds < {RATIO}": memory["ratio_rounds"] < RATIO,
+        f"ratio_clients < {RATIO}": memory["ratio_clients"] < RATIO,
     }
-    return {"overhead": overhead, "memory": memory, "targets": targets, "machine": machine()}
+    found = {"overhead": overhead, "memory": memory, "targets": targets, "machine": machine()}
+    short: dict[str, Any] = json.loads(json.dumps(found), parse_float=lambda text: round(float(text), 3))
+    return short
+
+
+def per_client(run: Seen) -> list[float]:
+    return [1000 * second / PER_ROUND for second in run.seconds]
 
 
 def machine() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
-    memory = round(psutil.virtual_memory().total / 2**30)
+    memory, load = round(psutil.virtual_memory().total / 2**30), os.getloadavg()[0]  # the benchmark's own load is in it
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    return {"cpu": cpu, "cores": os.cpu_count(), "memory_gib": memory, "load": os.getloadavg()[0], **versions}
+    return {"cpu": cpu, "cores": os.cpu_count(), "memory_gib": memory, "load": load, **versions}
 
 
 if __name__ == "__main__":

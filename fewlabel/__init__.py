@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         on_server,
     )
     from fewlabel.methods import METHODS
-    from fewlabel.report import Comparison, Result
+    from fewlabel.results import Comparison, Result
 
     __version__: str
 
@@ -57,7 +57,7 @@ if not TYPE_CHECKING:  # a type checker that saw this would take any misspelt na
         "experiment": "Checkpoint Clients Data Evaluate Experiment Labels Net",
         "federation": "EVERY_CLIENT SERVER SOME_CLIENTS ClientInfo Federation Site broadcast on_client on_server",
         "methods": "METHODS",
-        "report": "Comparison Result",
+        "results": "Comparison Result",
     }
 
     def __getattr__(name):

@@ -8,7 +8,7 @@ from typing import Any
 
 from fewlabel.errors import BadInput
 from fewlabel.experiment import Experiment, load
-from fewlabel.report import CEILING, FLOOR, Comparison, Result
+from fewlabel.results import CEILING, FLOOR, Comparison, Result
 
 
 def run(

@@ -217,9 +217,10 @@ def show(directory: Annotated[Path, Argument(metavar="RUN", hidden=True)], form:
     Examples:
       fewlabel show runs/fedprox-digits-seed0
     """
-    from fewlabel import display, report
+    from fewlabel import display
+    from fewlabel.results import Result
 
-    display.show_result(report.Result(directory), form)
+    display.show_result(Result(directory), form)
 
 
 @app.command()
@@ -317,7 +318,7 @@ def axes_of(grid: Any, above: str = "grid") -> Iterator[tuple[str, list[Any]]]:
 def run_one(directory: Path, workers: int | None, form: Form) -> None:
     """Runs what is left of a run and shows its result."""
     from fewlabel.display import Rounds, show_result
-    from fewlabel.report import Result
+    from fewlabel.results import Result
     from fewlabel.runs import execute
 
     result, page = Result(directory), None
@@ -343,7 +344,7 @@ def run_many(
     """Runs all combinations side by side and shows how they compare."""
     from fewlabel import sweep
     from fewlabel.display import Runs, show_result
-    from fewlabel.report import Comparison, Result
+    from fewlabel.results import Comparison, Result
 
     experiments = sweep.grid(without_method(base) if "method" in axes else base, axes, changes)
     rounds = {sweep.place(experiment, root): experiment.rounds for experiment in experiments}

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 
 if TYPE_CHECKING:
-    from fewlabel.report import Comparison, Result
+    from fewlabel.results import Comparison, Result
 
 
 class Screen:
@@ -182,7 +182,7 @@ def show_result(found: "Result | Comparison", form: str, page: Path | None = Non
 
 def document(found: "Result | Comparison") -> dict[str, Any]:
     """A comparison, or a run, finished or not, for programs to read."""
-    from fewlabel.report import Comparison
+    from fewlabel.results import Comparison
 
     if isinstance(found, Comparison):
         return {"rows": found.to_json()}

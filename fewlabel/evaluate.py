@@ -24,7 +24,7 @@ class Counts:
     """What one set of images adds to the metrics. Only counts made with one threshold may be merged."""
 
     confusion: Tensor  # int64 [C, C]: row = true class, column = predicted class (ties to the lowest)
-    above: Tensor  # int64 [C, 2]: of the images not of class c / of class c, those with score_c > threshold
+    above: Tensor  # int64 [C, 2]: of the images not of class c / of class c, those with score_c >= threshold
     histogram: Tensor | None = None  # int64 [C, 2, BINS]: scores of each class's negatives and positives, over [0, 1]
 
 
@@ -33,7 +33,7 @@ def count(scores: Tensor, y: Tensor, *, threshold: float = THRESHOLD, histogram:
     scores, y = _checked(scores, y)
     classes = scores.shape[1]
     confusion = torch.bincount(y * classes + scores.argmax(1), minlength=classes**2).view(classes, classes)
-    positive, over = y[:, None] == torch.arange(classes), scores > threshold
+    positive, over = y[:, None] == torch.arange(classes), scores >= threshold
     above = torch.stack([(over & ~positive).sum(0), (over & positive).sum(0)], 1)
     if not histogram:
         return Counts(confusion, above)
@@ -82,7 +82,7 @@ def metrics(counts: Counts, class_auc: Tensor | None = None, auc_bound: Tensor |
     `precision`, `recall` (also called sensitivity), `specificity` and `f1` are macro averages over the classes that
     occur in y or among the predictions, where 0/0 counts as 0: scikit-learn's default labels with zero_division=0.
     `balanced_accuracy` is the mean recall over the classes that occur in y, `auc` the mean over those that have one.
-    The `binary_` metrics are FedIRM's (whose code has >=): each class is a decision of its own, score > threshold, and
+    The `binary_` metrics are FedIRM's: each class is a decision of its own, score >= threshold, and
     the mean leaves out the classes without a positive image (sensitivity) or without a negative one (specificity).
     `auc_bound`, the mean of the bounds, is there only if the AUC was pooled.
     """

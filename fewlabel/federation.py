@@ -180,7 +180,8 @@ class ClientError(RunFailed):
     """A client's task failed, or its upload was refused."""
 
     def __init__(self, client: int, task: str, round: int, cause: str) -> None:
-        super().__init__(f"client {client} failed in '{task}' of round {round}: {cause}")
+        who = "the server" if client < 0 else f"client {client}"
+        super().__init__(f"{who} failed in '{task}' of round {round}: {cause}")
         self.client, self.task, self.round = client, task, round
 
 

@@ -22,44 +22,13 @@ from typing import Any
 import torch
 
 from fewlabel.errors import RunFailed
-from fewlabel.simulate import Job, Outcome, Worker
+from fewlabel.worker import Job, Outcome, Worker
 
 HEADER = 1 << 16  # a job is a few hundred bytes
 
 
 class WorkerDied(RunFailed):
     """A worker process ended in the middle of its work."""
-
-
-class Serial:
-    """Does each job at once, in this process."""
-
-    window = 1
-
-    def __init__(self) -> None:
-        self._worker: tuple[str, Worker] | None = None
-        self._outcomes: dict[int, Outcome] = {}
-        self._tickets = 0
-
-    def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
-        if self._worker is None or self._worker[0] != job.run:
-            self._worker = job.run, Worker(Path(job.run))
-        self._tickets += 1
-        self._outcomes[self._tickets] = self._worker[1].attempt(job, message, statistics)
-        return self._tickets
-
-    def ready(self, ticket: int) -> bool:
-        return ticket in self._outcomes
-
-    def wait(self) -> None:
-        raise RuntimeError("a job of this process is ready as soon as it is submitted")
-
-    def collect(self, ticket: int) -> Outcome:
-        return self._outcomes.pop(ticket)
-
-    def discard(self) -> None:
-        self._outcomes.clear()
-        self._worker = None
 
 
 class Pool:
@@ -110,7 +79,9 @@ class Pool:
         return ticket in self._outcomes
 
     def wait(self) -> None:
-        events = dict(self._poll.poll()) if self._processes else {}
+        events: dict[int, int] = {}
+        while self._processes and not events:
+            events = dict(self._poll.poll(1000))  # a signal that comes just before is looked at after
         if self._replies.fileno() not in events:
             self._died()
         self._receive()

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -24,8 +24,9 @@ from fewlabel.data.partition import deal
 from fewlabel.errors import BadInput, FewLabelError, RunFailed, StorageError
 from fewlabel.experiment import Experiment, dumps, load
 from fewlabel.federation import ClientError, state_kind, train
-from fewlabel.pool import Pool, Serial
-from fewlabel.simulate import Executor, Simulation, image_size
+from fewlabel.pool import Pool
+from fewlabel.simulate import Executor, Simulation
+from fewlabel.worker import Serial, image_size
 
 SCHEMA = 1  # of summary.json
 Watch = Callable[[dict[str, Any]], None]  # is shown each line of rounds.jsonl as it is written
@@ -43,11 +44,11 @@ def prepare(experiment: Experiment, directory: Path) -> Path:
         there = [path.name for path in directory.iterdir()] if directory.exists() else []
         if any(name != "partition.json" and not name.startswith(".") for name in there):  # more than a kill leaves here
             raise BadInput(f"{directory} is not empty; continue it with --resume {directory} or choose another --out")
-        dataset = datasets.load(experiment.data.name, image_size(experiment))
+        dataset = datasets.load(experiment.data.name, image_size(experiment), fresh=True)
         labels = dataset.splits["train"].labels.numpy()
         partition = deal(labels, experiment.clients, experiment.labels, experiment.seed)
         directory.mkdir(parents=True, exist_ok=True)
-        partition.save(directory / "partition.json", labels, dataset.classes)
+        replace(partition, data=dataset.digest).save(directory / "partition.json", labels, dataset.classes)
         checkpoint.write(directory / "experiment.toml", dumps(experiment).encode())
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror}") from None
@@ -72,8 +73,9 @@ def execute(
         stack.enter_context(checkpoint.lock(directory))
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(experiment.threads)
-        chosen = executor or stack.enter_context(workforce(workers, experiment.threads))
-        run = Run(directory.resolve(), chosen, watch or (lambda line: None))
+        run = Run(directory.resolve(), watch or (lambda line: None))
+        # Last, so that forked workers share what was imported and read so far.
+        run.fed.executor = executor or stack.enter_context(workforce(workers, experiment.threads))
         try:
             run.go(stop)
         except Exception as error:
@@ -107,9 +109,9 @@ class Pending:
 class Run:
     """One run under way."""
 
-    def __init__(self, directory: Path, executor: Executor, watch: Watch) -> None:
+    def __init__(self, directory: Path, watch: Watch) -> None:
         self.directory, self.watch = directory, watch
-        self.fed = Simulation(directory, executor)
+        self.fed = Simulation(directory)
         self.experiment, self.method = self.fed.experiment, self.fed.method
         self.checkpoints = Checkpoints(directory / "checkpoint", state_kind(type(self.method)), version("fewlabel"))
         self.log = directory / "rounds.jsonl"

@@ -15,7 +15,7 @@ from typing import Any
 
 from fewlabel import strict
 from fewlabel.errors import FewLabelError, RunFailed
-from fewlabel.experiment import Experiment, dumps, read
+from fewlabel.experiment import Experiment, dumps, load, read
 from fewlabel.pool import end_with
 from fewlabel.runs import Interrupted, execute, prepare
 
@@ -57,8 +57,9 @@ def sweep(
     directories = list(dict.fromkeys(lay_out(experiment, root) for experiment in experiments))
     workers = workers or os.cpu_count() or 1
     todo = [directory for directory in directories if not (directory / "summary.json").exists()]
-    # A last run, or the only one, has all cores to itself.
-    ends = alone(todo, workers, watch, stop) if len(todo) == 1 else side_by_side(todo, workers, watch, stop)
+    # One run at a time with all workers, where there is one, or where threads would not outlive a fork.
+    together = len(todo) > 1 and all(load(directory / "experiment.toml").threads == 1 for directory in todo)
+    ends = side_by_side(todo, workers, watch, stop) if together else in_turn(todo, workers, watch, stop)
     failures = [f"{directory.name}: {line['failed']}" for directory, line in ends.items() if "failed" in line]
     if failures:
         raise RunFailed(f"{len(failures)} of {len(todo)} runs failed: " + "; ".join(failures))
@@ -67,11 +68,15 @@ def sweep(
     return directories
 
 
-def alone(todo: Sequence[Path], workers: int, watch: Watch, stop: Callable[[], bool]) -> dict[Path, dict[str, Any]]:
-    (directory,) = todo
-    end = attempt(directory, workers, partial(watch, directory), stop)
-    watch(directory, end)
-    return {directory: end}
+def in_turn(todo: Sequence[Path], workers: int, watch: Watch, stop: Callable[[], bool]) -> dict[Path, dict[str, Any]]:
+    """One run after the other; how each ended."""
+    ends = {}
+    for directory in todo:
+        if stop():
+            break
+        ends[directory] = attempt(directory, workers, partial(watch, directory), stop)
+        watch(directory, ends[directory])
+    return ends
 
 
 def side_by_side(

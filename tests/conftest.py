@@ -1,5 +1,9 @@
 """What the tests share: one pool of workers for the whole suite, and small runs laid out and ready to go."""
 
+import atexit
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -9,6 +13,10 @@ import pytest
 from fewlabel.experiment import read
 from fewlabel.pool import Pool
 from fewlabel.runs import prepare
+
+# Decoded data of the tests are their own, in this process and in all that it starts.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="fewlabel-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 SMALL = (
     "data.image_size=16",

@@ -172,7 +172,7 @@ def held(value: object, seen: set[int]) -> Iterator[object]:
 
 
 def test_unlabeled_images_lead_to_no_label(run_dir):
-    from fewlabel.simulate import World
+    from fewlabel.worker import World
 
     world = World.open(run_dir("rounds=1"))
     labels = world.dataset.splits["train"].labels

@@ -76,9 +76,9 @@ def same(a: Counts, b: Counts) -> bool:
 def test_counts_by_hand():
     counts = count(TINY, TINY_Y, histogram=True)
     assert counts.confusion.tolist() == [[1, 1, 0], [1, 2, 0], [0, 1, 0]]
-    # Above 0.4 (0.40 itself is not): class 0: 0.70, of class 0. Class 1: 0.45 (is 0), 0.80 and 0.50 (are 1),
-    # 0.50 (is 2). Class 2: 0.45 (is 1).
-    assert counts.above.tolist() == [[0, 1], [2, 2], [1, 0]]
+    # From 0.4 on (0.40 itself is in): class 0: 0.70 (is 0), 0.40 (is 1). Class 1: 0.45 (is 0), 0.80, 0.40 and 0.50
+    # (are 1), 0.50 (is 2). Class 2: 0.45 (is 1).
+    assert counts.above.tolist() == [[1, 1], [2, 3], [1, 0]]
     assert counts.histogram.shape == (3, 2, BINS)
     assert counts.histogram.sum(2).tolist() == [[4, 2], [3, 3], [5, 1]]
     assert counts.histogram[1, 1, BINS // 2] == 1  # 0.50, of class 1, opens the upper half
@@ -103,17 +103,17 @@ def test_metrics_by_hand():
     # Class 2: 0.30 against {.10 .25 .10 .20 .45}: 4 of 5.
     assert result["auc_per_class"] == pytest.approx([7 / 8, 6.5 / 9, 4 / 5])
     assert result["auc"] == pytest.approx((7 / 8 + 6.5 / 9 + 4 / 5) / 3)
-    # Binary, right decisions: class 0: 1 of 2 positives, 4 of 4 negatives; class 1: 2 of 3 and 1 of 3;
+    # Binary, right decisions: class 0: 1 of 2 positives, 3 of 4 negatives; class 1: 3 of 3 and 1 of 3;
     # class 2: 0 of 1 and 4 of 5.
-    assert result["binary_sensitivity"] == pytest.approx((1 / 2 + 2 / 3 + 0) / 3)
-    assert result["binary_specificity"] == pytest.approx((4 / 4 + 1 / 3 + 4 / 5) / 3)
-    assert result["binary_accuracy"] == pytest.approx((5 / 6 + 3 / 6 + 4 / 6) / 3)
+    assert result["binary_sensitivity"] == pytest.approx((1 / 2 + 3 / 3 + 0) / 3)
+    assert result["binary_specificity"] == pytest.approx((3 / 4 + 1 / 3 + 4 / 5) / 3)
+    assert result["binary_accuracy"] == pytest.approx((4 / 6 + 4 / 6 + 4 / 6) / 3)
     assert result["confusion"] == [[1, 1, 0], [1, 2, 0], [0, 1, 0]]
     assert "auc_bound" not in result
 
 
 def test_another_threshold():
-    # Above 0.25: class 0: .70 .30 (both 0) and .40 (is 1).
+    # From 0.25 on: class 0: .70 .30 (both 0) and .40 (is 1).
     assert count(TINY, TINY_Y, threshold=0.25).above[0].tolist() == [1, 2]
     assert measure(TINY, TINY_Y, 0.25)["binary_accuracy"] != measure(TINY, TINY_Y)["binary_accuracy"]
 
@@ -146,7 +146,7 @@ def test_agrees_with_sklearn(scores: Tensor, y: Tensor):
     expected["specificity"] = np.mean(
         [reference.recall_score(truth != c, predicted != c, zero_division=0) for c in occurring]
     )
-    over = scores.numpy() > 0.4
+    over = (scores >= 0.4).numpy()
     expected["binary_accuracy"] = np.mean([np.mean(over[:, c] == (truth == c)) for c in range(classes)])
     have, lack = ([c for c in range(classes) if ((truth == c) == side).any()] for side in (True, False))
     sensitivity = [reference.recall_score(truth == c, over[:, c], zero_division=0) for c in have]

@@ -22,9 +22,9 @@ from fewlabel.checkpoint import Checkpoints
 from fewlabel.errors import StorageError
 from fewlabel.experiment import load
 from fewlabel.federation import ClientError
-from fewlabel.pool import Pool, Serial, WorkerDied
+from fewlabel.pool import Pool, WorkerDied
 from fewlabel.runs import Interrupted, execute, prepare, read_rounds
-from fewlabel.simulate import Job
+from fewlabel.worker import Job, Serial
 from tests.probe import wait_for
 
 RunDir = Callable[..., Path]

@@ -16,11 +16,11 @@ from fewlabel.federation import ClientInfo, Reply, Site
 from fewlabel.learn.loop import Local
 from fewlabel.methods import METHODS
 from fewlabel.methods.fedavg import FedAvg, Model
-from fewlabel.pool import Serial
 from fewlabel.rng import Rng
 from fewlabel.runs import execute, read_rounds
 from fewlabel.simulate import Simulation
 from fewlabel.tree import Tree
+from fewlabel.worker import Serial
 from tests.nets import linear
 
 PLAIN = Local(epochs=1, batch_size=10, lr=1.0, momentum=0.0, weight_decay=0.0, clip=None)

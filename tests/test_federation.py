@@ -31,11 +31,11 @@ from fewlabel.federation import (
     tasks,
 )
 from fewlabel.methods.fedavg import FedAvg, Model
-from fewlabel.pool import Serial
 from fewlabel.rng import Rng
 from fewlabel.runs import execute, read_rounds
-from fewlabel.simulate import EVALUATION_BATCH, Simulation
+from fewlabel.simulate import Simulation
 from fewlabel.tree import Tree
+from fewlabel.worker import EVALUATION_BATCH, Serial
 from tests.nets import tiny
 
 

@@ -13,9 +13,10 @@ import torch
 
 from fewlabel import wire
 from fewlabel.federation import ClientError, Reply
-from fewlabel.pool import Pool, Serial, WorkerDied
+from fewlabel.pool import Pool, WorkerDied
 from fewlabel.runs import execute
-from fewlabel.simulate import Executor, Job, Outcome, Simulation
+from fewlabel.simulate import Executor, Simulation
+from fewlabel.worker import Job, Outcome, Serial
 from tests.probe import Done, Order, wait_for
 
 Fed = Callable[..., Simulation]

@@ -1,10 +1,12 @@
 """Data sets by name, decoded once to uint8 arrays on disk that all processes map into memory."""
 
+import hashlib
 import importlib
 import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -53,6 +55,7 @@ class Dataset:
     """A decoded data set, mapped from disk."""
 
     name: str
+    digest: str  # of its arrays
     classes: tuple[str, ...]
     channels: int
     image_size: int
@@ -80,10 +83,13 @@ DATASETS: dict[str, Source] = {
 }
 
 
-def load(name: str, image_size: int) -> Dataset:
-    """The data set at this image size. `package.module:callable` names a function of one's own that returns a Raw."""
+def load(name: str, image_size: int, fresh: bool = False) -> Dataset:
+    """The data set at this image size, where `fresh` asks a function of one's own, which may have changed, again.
+
+    `package.module:callable` names such a function, which returns a Raw.
+    """
     folder = cache_folder() / f"{name.replace(':', '-')}-{image_size}px-v{FORMAT}"
-    if not (folder / "about.json").exists():
+    if not (folder / "about.json").exists() or (fresh and name not in DATASETS):
         decode(name, image_size, folder)
     about = json.loads((folder / "about.json").read_text())
     splits = {}
@@ -91,7 +97,7 @@ def load(name: str, image_size: int) -> Dataset:
         pixels, labels = (np.load(folder / f"{split}-{what}.npy", mmap_mode="c") for what in ("images", "labels"))
         images = Images(torch.from_numpy(pixels), tuple(about["mean"]), tuple(about["std"]))
         splits[split] = Split(images, torch.from_numpy(labels))
-    return Dataset(name, tuple(about["classes"]), len(about["mean"]), image_size, splits)
+    return Dataset(name, about["digest"], tuple(about["classes"]), len(about["mean"]), image_size, splits)
 
 
 def reader(name: str) -> Callable[[], Raw]:
@@ -122,22 +128,35 @@ def decode(name: str, image_size: int, folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".decoding-") as temporary:
             aside = Path(temporary) / folder.name
             aside.mkdir()
+            digest = hashlib.blake2b(repr(raw.classes).encode(), digest_size=16)
             for split, (pixels, labels) in raw.splits.items():
-                np.save(aside / f"{split}-images.npy", resize(pixels, image_size))
-                np.save(aside / f"{split}-labels.npy", labels.astype(np.int64))
+                arrays = {"images": np.ascontiguousarray(resize(pixels, image_size)), "labels": labels.astype(np.int64)}
+                for what, array in arrays.items():
+                    np.save(aside / f"{split}-{what}.npy", array)
+                    digest.update(repr((split, what, array.shape)).encode())
+                    digest.update(array.data)
             mean, std = moments(np.load(aside / "train-images.npy", mmap_mode="r"))
             about = {"classes": raw.classes, "splits": list(raw.splits), "mean": mean.tolist(), "std": std.tolist()}
-            (aside / "about.json").write_text(json.dumps(about))
-            try:
-                aside.rename(folder)
-            except OSError:
-                if not (folder / "about.json").exists():  # where another process was faster, with the same arrays
-                    raise
+            (aside / "about.json").write_text(json.dumps(about | {"digest": digest.hexdigest()}))
+            put(aside, folder)
     except OSError as error:
         raise StorageError(
             f"the decoded data set '{name}' cannot be written to {folder.parent}: {error.strerror or error}; "
             "set XDG_CACHE_HOME to a directory with room"
         ) from None
+
+
+def put(aside: Path, folder: Path) -> None:
+    """Puts decoded arrays in their place, unless another process was faster, or they are there already."""
+    with suppress(OSError):
+        if (folder / "about.json").read_bytes() == (aside / "about.json").read_bytes():
+            return
+        folder.rename(aside.with_name("old"))
+    try:
+        aside.rename(folder)
+    except OSError:
+        if not (folder / "about.json").exists():
+            raise
 
 
 def moments(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -33,6 +33,7 @@ class Partition:
 
     shares: tuple[Share, ...]
     server: Index  # labeled images at the server
+    data: str = ""  # digest of the data set whose images these indices count
 
     @cached_property
     def checksum(self) -> str:
@@ -56,7 +57,7 @@ class Partition:
             for number, share in enumerate(self.shares)
         ]
         server = {"labeled": self.server.tolist(), "classes": histogram(self.server)}
-        whole = {"checksum": self.checksum, "classes": classes, "server": server, "clients": clients}
+        whole = {"checksum": self.checksum, "data": self.data, "classes": classes, "server": server, "clients": clients}
         path.write_text(json.dumps(whole, separators=(",", ":")))
 
     @classmethod
@@ -67,7 +68,7 @@ class Partition:
         try:
             whole: dict[str, Any] = json.loads(path.read_text())
             shares = tuple(Share(index(c["labeled"]), index(c["unlabeled"])) for c in whole["clients"])
-            partition = cls(shares, index(whole["server"]["labeled"]))
+            partition = cls(shares, index(whole["server"]["labeled"]), whole["data"])
             stored = whole["checksum"]
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise StorageError(f"{path} is not a partition that can be read: {error}") from None

@@ -12,7 +12,7 @@ import pytest
 
 from fewlabel.errors import BadInput, StorageError
 from fewlabel.experiment import Clients, Experiment, Labels, dumps
-from fewlabel.report import METRICS, Comparison, Result, Spread, Table, labels, megabytes, seconds
+from fewlabel.results import METRICS, Comparison, Result, Spread, Table, labels, megabytes, seconds
 from fewlabel.runs import execute, prepare
 
 EXPERIMENT = Experiment(method="fedprox", rounds=2, clients=Clients(count=8))
