@@ -109,7 +109,7 @@ class Seen:
     """What was seen of a run, in seconds and megabytes."""
 
     seconds: list[float]  # of each round after the warm-up, from one line of rounds.jsonl to the next: all it costs
-    cpu: dict[str, float]  # of the parent and its workers in these rounds
+    cpu: dict[str, float]  # of the parent, its workers and everyone else in these rounds
     traffic: float  # of a round, up and down
     pss: dict[int, float]  # after some of the rounds
 
@@ -127,8 +127,7 @@ def watch(method: str, clients: int, rounds: int, look: Collection[int] = ()) ->
         if number in look:
             pss[number] = sum(map(unshared, (parent, *parent.children(recursive=True))))
         if number in (WARM_UP, rounds):
-            processes = {"parent": [parent], "workers": parent.children(recursive=True)}
-            used.append({who: sum(sum(p.cpu_times()[:2]) for p in some) for who, some in processes.items()})
+            used.append(cpu_seconds(parent))
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
@@ -145,6 +144,15 @@ def watch(method: str, clients: int, rounds: int, look: Collection[int] = ()) ->
     cpu = {who: used[1][who] - used[0][who] for who in used[0]}
     traffic = (lines[-1]["bytes_up"] + lines[-1]["bytes_down"]) / 1e6
     return Seen([late - early for early, late in pairwise(times)], cpu, traffic, pss)
+
+
+def cpu_seconds(parent: psutil.Process) -> dict[str, float]:
+    """Used so far, also by whatever else runs here: where that is much, the clock says little."""
+    processes = {"parent": [parent], "workers": parent.children(recursive=True)}
+    ours = {who: sum(p.cpu_times().user + p.cpu_times().system for p in some) for who, some in processes.items()}
+    machine = psutil.cpu_times()._asdict()
+    busy = sum(machine[kind] for kind in ("user", "nice", "system", "irq", "softirq", "steal"))
+    return ours | {"others": busy - sum(ours.values())}
 
 
 def unshared(process: psutil.Process) -> float:
