@@ -2,29 +2,56 @@
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fewlabel.data import labels as where
+from fewlabel.data.labels import Index
 from fewlabel.errors import BadInput, StorageError
 from fewlabel.rng import Rng
 
 if TYPE_CHECKING:
-    from fewlabel.experiment import Clients, Labels
+    from fewlabel.data.datasets import Dataset
+    from fewlabel.experiment import Clients, Experiment, Labels, Stream
 
-Index = np.ndarray  # int64, into the training split
+
+def nothing(*shape: int) -> np.ndarray:
+    return np.empty((*shape, 0), np.int64)
 
 
 @dataclass(frozen=True)
 class Share:
-    """One client's images."""
+    """One client's images, where they stream in the order in which they come. Without any it is left out."""
 
     labeled: Index
     unlabeled: Index
+
+    @property
+    def images(self) -> Index:
+        return np.concatenate([self.labeled, self.unlabeled])
+
+    def at(self, round: int, stream: "Stream | None") -> "Share":
+        """What of it is there in a round."""
+        if stream is None:
+            return self
+        parts = {"labeled": self.labeled, "unlabeled": self.unlabeled}
+        return Share(**parts | {name: arrived(parts[name], round, stream) for name in streamed(stream)})
+
+
+def streamed(stream: "Stream") -> tuple[str, ...]:
+    return ("labeled", "unlabeled") if stream.data == "all" else (stream.data,)
+
+
+def arrived(index: Index, round: int, stream: "Stream") -> Index:
+    """What is there of images that come in steps; a longer array begins with all that came before it."""
+    step = min(max(round - 1, 0) // stream.rounds, stream.steps - 1)
+    parts = np.array_split(index, stream.steps)
+    return parts[step] if stream.mode == "replace" else np.concatenate(parts[: step + 1])
 
 
 @dataclass(frozen=True)
@@ -34,17 +61,27 @@ class Partition:
     shares: tuple[Share, ...]
     server: Index  # labeled images at the server
     data: str = ""  # digest of the data set whose images these indices count
+    validation: Index = field(default_factory=nothing)  # labeled images that the server validates on
+    noise: np.ndarray = field(default_factory=lambda: nothing(2))  # images, and the wrong labels that they carry
+
+    @property
+    def clients(self) -> list[int]:
+        """Those of the federation; a share without images is left out of it."""
+        return [number for number, share in enumerate(self.shares) if len(share.images)]
 
     @cached_property
     def checksum(self) -> str:
         digest = hashlib.sha256()
-        for index in (self.server, *(part for share in self.shares for part in (share.labeled, share.unlabeled))):
+        parts = [self.server, *(part for share in self.shares for part in (share.labeled, share.unlabeled))]
+        if len(self.validation) or self.noise.size:  # three more, so that an even number tells them from shares
+            parts += [self.validation, *self.noise]
+        for index in parts:
             digest.update(len(index).to_bytes(8, "little") + index.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def save(self, path: Path, labels: np.ndarray, classes: tuple[str, ...]) -> None:
         def histogram(index: Index) -> list[int]:
-            counts: list[int] = np.bincount(labels[index], minlength=len(classes)).tolist()
+            counts: list[int] = np.bincount(where.known(labels, index), minlength=len(classes)).tolist()
             return counts
 
         clients = [
@@ -52,12 +89,19 @@ class Partition:
                 "id": number,
                 "labeled": share.labeled.tolist(),
                 "unlabeled": share.unlabeled.tolist(),
-                "classes": histogram(np.concatenate([share.labeled, share.unlabeled])),
+                "classes": histogram(share.images),
             }
             for number, share in enumerate(self.shares)
         ]
-        server = {"labeled": self.server.tolist(), "classes": histogram(self.server)}
-        whole = {"checksum": self.checksum, "data": self.data, "classes": classes, "server": server, "clients": clients}
+        whole = {
+            "checksum": self.checksum,
+            "data": self.data,
+            "classes": classes,
+            "server": {"labeled": self.server.tolist(), "classes": histogram(self.server)},
+            "validation": {"labeled": self.validation.tolist(), "classes": histogram(self.validation)},
+            "noise": self.noise.tolist(),
+            "clients": clients,
+        }
         path.write_text(json.dumps(whole, separators=(",", ":")))
 
     @classmethod
@@ -68,7 +112,13 @@ class Partition:
         try:
             whole: dict[str, Any] = json.loads(path.read_text())
             shares = tuple(Share(index(c["labeled"]), index(c["unlabeled"])) for c in whole["clients"])
-            partition = cls(shares, index(whole["server"]["labeled"]), whole["data"])
+            partition = cls(
+                shares,
+                index(whole["server"]["labeled"]),
+                whole["data"],
+                index(whole["validation"]["labeled"]),
+                index(whole["noise"]).reshape(2, -1),
+            )
             stored = whole["checksum"]
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise StorageError(f"{path} is not a partition that can be read: {error}") from None
@@ -79,6 +129,12 @@ class Partition:
 
 def iid(y: np.ndarray, clients: "Clients", rng: Rng) -> list[Index]:
     return [np.sort(part) for part in np.array_split(rng.numpy.permutation(len(y)), clients.count)]
+
+
+def iid_per_class(y: np.ndarray, clients: "Clients", rng: Rng) -> list[Index]:
+    """Of each class as many to each client, as in FedMatch; what is left over goes on where the class before ended."""
+    classes = [rng.numpy.permutation(np.flatnonzero(y == label)) for label in np.unique(y)]
+    return [np.sort(np.concatenate(classes)[first :: clients.count]) for first in range(clients.count)]
 
 
 def dirichlet(y: np.ndarray, clients: "Clients", rng: Rng) -> list[Index]:
@@ -97,9 +153,7 @@ def dirichlet(y: np.ndarray, clients: "Clients", rng: Rng) -> list[Index]:
             shares = draw.dirichlet(np.full(clients.count, clients.alpha)) * open_
             if not shares.sum() > 0:  # every open client drew a share below the smallest number
                 shares = open_.astype(float)
-            ends = np.cumsum(shares)
-            cuts = (ends[:-1] / ends[-1] * len(index)).astype(int)
-            for part, piece in zip(parts, np.split(index, cuts), strict=True):
+            for part, piece in zip(parts, proportional(index, shares), strict=True):
                 part.append(piece)
             sizes = np.array([sum(map(len, part)) for part in parts])
         if sizes.min() >= clients.min_size:
@@ -110,43 +164,182 @@ def dirichlet(y: np.ndarray, clients: "Clients", rng: Rng) -> list[Index]:
     )
 
 
-PARTITIONS: dict[str, tuple[Callable[[np.ndarray, "Clients", Rng], list[Index]], str]] = {
+def proportional(index: Index, shares: np.ndarray) -> list[Index]:
+    """Images cut in these proportions; where the exact cut is within an image, that one is for the next."""
+    ends = np.cumsum(shares)
+    return np.split(index, (ends[:-1] / ends[-1] * len(index)).astype(int))
+
+
+def shards(y: np.ndarray, clients: "Clients", rng: Rng) -> list[Index]:
+    """Sorted by class and cut into equal shards, of which each client gets a few at random (McMahan et al., 2017)."""
+    each = clients.shards or 2
+    order = rng.numpy.permutation(len(y))
+    pieces = np.array_split(order[np.argsort(y[order], kind="stable")], clients.count * each)
+    dealt = rng.numpy.permutation(len(pieces)).reshape(clients.count, each)
+    return [np.sort(np.concatenate([pieces[piece] for piece in some])) for some in dealt]
+
+
+def fedmatch(y: np.ndarray, clients: "Clients", rng: Rng) -> list[Index]:
+    """FedMatch's class imbalance: a client's type is its number modulo the classes, and `pattern` has a row for each.
+
+    Each class is cut among the clients in the proportions of its column, so every image is dealt. With as many clients
+    of each type and as many images of each class, a client's classes come in the very proportions of its row.
+    """
+    labels = np.unique(y)
+    types = pattern(len(labels))[np.arange(clients.count) % len(labels)]
+    cut = [
+        proportional(rng.numpy.permutation(np.flatnonzero(y == label)), types[:, column])
+        for column, label in enumerate(labels)
+    ]
+    return [np.sort(np.concatenate(pieces)) for pieces in zip(*cut, strict=True)]
+
+
+def pattern(classes: int) -> np.ndarray:
+    """Class probabilities by client type: 0.50 its own, 0.15 both neighbours, 0.03 elsewhere, 0.02 the one opposite.
+
+    That is for 10 classes. More share the same 0.20 in the same proportions; fewer keep these numbers, scaled to 1.
+    """
+    row = np.full(classes, 0.03)
+    row[classes // 2] = 0.02
+    row[[0, 1 % classes, -1]] = 0
+    row *= min(1, 0.20 / max(row.sum(), 0.20))
+    for distance, chance in ((0, 0.50), (1, 0.15), (-1, 0.15)):
+        row[distance % classes] += chance
+    return np.stack([np.roll(row / row.sum(), own) for own in range(classes)])
+
+
+Divide = Callable[[np.ndarray, "Clients", Rng], list[Index]]
+
+# Without a function it is given who holds what, not drawn.
+PARTITIONS: dict[str, tuple[Divide | None, str]] = {
     "iid": (iid, "equal random parts"),
+    "iid-per-class": (iid_per_class, "equal random parts with equally many images of each class, as in FedMatch"),
     "dirichlet": (dirichlet, "each class dealt out by Dirichlet(clients.alpha); smaller alpha, more different clients"),
+    "shards": (shards, "clients.shards pieces each (2) of the images sorted by class, as in the FedAvg paper"),
+    "fedmatch": (fedmatch, "half of a client's images from one class, by FedMatch's pattern of ten client types"),
+    "by-column": (None, "a client for each value of the data set's own column, such as the hospital"),
+    "file": (None, "as in a partition.json saved before (clients.file); where the labels are is dealt anew"),
 }
 
 
-def deal(y: np.ndarray, clients: "Clients", labels: "Labels", seed: int) -> Partition:
-    """Deals out the training split with these labels; the seed alone decides how."""
-    rng = Rng(seed, "partition")
-    everything, server = np.arange(len(y)), np.empty(0, np.int64)
-    if labels.at == "server":
-        server = per_class(y, everything, labels.per_class or 50, rng.stream("server"))
-    at_clients = np.setdiff1d(everything, server)
-    if clients.count * clients.min_size > len(at_clients):
-        raise BadInput(
-            f"{clients.count} clients of at least {clients.min_size} images need more than the {len(at_clients)} "
-            "there are; lower clients.count or clients.min_size"
-        )
-    divide, _ = PARTITIONS[clients.partition]
-    parts = [at_clients[part] for part in divide(y[at_clients], clients, rng.stream("clients"))]
+def of(dataset: "Dataset", experiment: "Experiment") -> Partition:
+    """A data set dealt out as an experiment says."""
+    clients, given = experiment.clients, None
+    if clients.partition == "by-column":
+        given = by_column(dataset, clients)
+    elif clients.partition == "file":
+        given = Partition.load(Path(clients.file or ""))
+        if given.data != dataset.digest:
+            raise BadInput(f"{clients.file} deals out other images than those of '{dataset.name}' at this image size")
+    if given and len(given.shares) != clients.count:
+        raise BadInput(f"{clients.partition} gives {len(given.shares)} clients; set clients.count to that number")
+    partition = deal(
+        dataset.splits["train"].labels.numpy(),
+        clients,
+        experiment.labels,
+        experiment.seed,
+        experiment.stream,
+        given=given,
+        classes=len(dataset.classes),
+        published="validation" in dataset.splits,
+    )
+    return replace(partition, data=dataset.digest)
+
+
+def by_column(dataset: "Dataset", clients: "Clients") -> Partition:
+    """A client for each value of the training split's `clients`, in their order; of several columns, the one named."""
+    column: Any = getattr(dataset.splits["train"], "clients", None)
+    if isinstance(column, Mapping):
+        names = ", ".join(map(str, column))
+        column = column.get(clients.column) if clients.column else next(iter(column.values()), None)
+        if column is None:
+            raise BadInput(f"'{dataset.name}' has no column '{clients.column}'; clients.column may be {names or 'none'}")
+    if column is None:
+        raise BadInput(f"'{dataset.name}' does not say which client an image is of; choose another clients.partition")
+    values, owner = np.unique(np.asarray(column), return_inverse=True)
+    return Partition(tuple(Share(nothing(), np.flatnonzero(owner == n)) for n in range(len(values))), nothing())
+
+
+def deal(
+    y: np.ndarray,
+    clients: "Clients",
+    labels: "Labels",
+    seed: int,
+    stream: "Stream | None" = None,
+    *,
+    given: Partition | None = None,
+    classes: int = 0,
+    published: bool = False,
+) -> Partition:
+    """Deals out the training split with these labels; the seed alone decides how.
+
+    Of what is `given`, each client keeps its images, and the server those that it had where it still has any. Where a
+    validation split is `published`, no label is spent on one.
+    """
+    rng, places = Rng(seed, "partition"), labels.at.split("+")
+    everything, server, validation = np.arange(len(y)), nothing(), nothing()
+    if given is not None:
+        everything, server = np.concatenate([share.images for share in given.shares]), given.server
+    if "server" not in places:
+        server = nothing()
+    elif not len(server):
+        server = where.per_class(y, everything, labels.server_per_class or labels.per_class or 50, rng.stream("server"))
+    parts = divide(y, np.setdiff1d(everything, server), clients, rng, given)
+    full, others = where.choose(y, parts, labels, rng.stream("which"))
     shares = []
     for number, part in enumerate(parts):
-        labeled = part[:0]
-        if labels.at == "some-clients" and number < labels.clients:
-            labeled = part
-        elif labels.at == "every-client":
-            stream = rng.stream("labels", number)
-            if labels.per_class is not None:
-                labeled = per_class(y, part, labels.per_class, stream)
-            else:
-                count = max(min(2, len(part)), round(labels.fraction * len(part)))
-                labeled = np.sort(stream.numpy.choice(part, count, replace=False))
+        part = part if number in full or number in others else part[:0]
+        labeled, able = part[:0], part[y[part] >= 0]
+        if "some-clients" in places and number in full:
+            labeled = able
+        elif "every-client" in places and len(able):
+            draw = rng.stream("labels", number)
+            count = labels.per_class
+            labeled = where.some(able, labels.fraction, draw) if count is None else where.per_class(y, able, count, draw)
         shares.append(Share(labeled, np.setdiff1d(part, labeled)))
-    return Partition(tuple(shares), server)
+    if labels.validation and not published:
+        validation = given.validation if given is not None else validation
+        if not len(validation):
+            sites = [server, *(share.labeled for share in shares)]
+            validation = where.validation(y, sites, labels.validation, rng.stream("validation"))
+        server = np.setdiff1d(server, validation)
+        shares = [Share(np.setdiff1d(share.labeled, validation), share.unlabeled) for share in shares]
+    spoken = np.concatenate([server, validation, *(share.labeled for share in shares)])
+    noise = where.wrong(y, spoken, classes or int(y.max()) + 1, labels.noise, rng.stream("noise"))
+    shares = [in_order(n, share, stream, rng.stream("stream", n)) for n, share in enumerate(shares)]
+    return Partition(tuple(shares), server, validation=validation, noise=noise)
 
 
-def per_class(y: np.ndarray, among: Index, count: int, rng: Rng) -> Index:
-    """At most `count` images of each class that is there."""
-    chosen = [rng.numpy.permutation(among[y[among] == label])[:count] for label in np.unique(y[among])]
-    return np.sort(np.concatenate(chosen))
+def divide(y: np.ndarray, among: Index, clients: "Clients", rng: Rng, given: Partition | None) -> list[Index]:
+    """The clients' parts of these images, each in the order of the data set."""
+    if given is not None:
+        parts = [np.intersect1d(share.images, among) for share in given.shares]
+    elif clients.count * clients.min_size > len(among):
+        raise BadInput(
+            f"{clients.count} clients of at least {clients.min_size} images need more than the {len(among)} "
+            "there are; lower clients.count or clients.min_size"
+        )
+    else:
+        draw, _ = PARTITIONS[clients.partition]
+        if draw is None:
+            raise BadInput(f"clients.partition = '{clients.partition}' needs a data set, or a file, that gives it")
+        parts = [among[part] for part in draw(y[among], clients, rng.stream("clients"))]
+    least, number = min((len(part), number) for number, part in enumerate(parts) if len(part) or given is None)
+    if least < clients.min_size:
+        raise BadInput(f"client {number} has {least} images and clients.min_size is {clients.min_size}; lower it")
+    return parts
+
+
+def in_order(number: int, share: Share, stream: "Stream | None", rng: Rng) -> Share:
+    """A share whose images come in steps, in a random order."""
+    if stream is None:
+        return share
+    for name in streamed(stream):
+        index: Index = getattr(share, name)
+        if 0 < len(index) < 2 * stream.steps:  # BatchNorm needs two
+            raise BadInput(
+                f"client {number} has {len(index)} {name} images, fewer than two for each of {stream.steps} steps; "
+                "lower stream.steps or raise clients.min_size"
+            )
+        share = replace(share, **{name: rng.stream(name).numpy.permutation(index)})
+    return share

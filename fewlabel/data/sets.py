@@ -7,17 +7,19 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fewlabel.data.views import VIEWS
+from fewlabel.data.views import see
 from fewlabel.errors import BadInput
 
 
 @dataclass(frozen=True)
 class Images:
-    """A split's images, kept once in memory as uint8 [N, C, H, W] and normalised per batch."""
+    """A split's images, kept once in memory as uint8 [N, C, H, W]; views are made and normalised per batch."""
 
     pixels: Tensor
     mean: tuple[float, ...]  # per channel, of pixels in 0..1
     std: tuple[float, ...]
+    weak: str = "shift"  # recipes of the views that a method may ask for, by their names in VIEWS
+    strong: str = "randaugment"
 
     @cached_property
     def _affine(self) -> tuple[Tensor, Tensor]:
@@ -25,9 +27,10 @@ class Images:
         return 1 / (255 * std), mean / std
 
     def view(self, index: Tensor, name: str, rng: torch.Generator) -> Tensor:
-        if name not in VIEWS:
-            raise BadInput(f"there is no view '{name}'; there are {', '.join(VIEWS)}")
-        seen = VIEWS[name](self.pixels[index], rng)
+        recipes = {"plain": "none", "weak": self.weak, "strong": self.strong}
+        if name not in recipes:
+            raise BadInput(f"there is no view '{name}'; there are {', '.join(recipes)}")
+        seen = see(recipes[name], self.pixels[index], rng)
         scale, shift = self._affine
         return seen.to(torch.float32).mul_(scale).sub_(shift)
 

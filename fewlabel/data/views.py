@@ -1,28 +1,286 @@
-"""Views: uint8 images to the floating-point batch a network sees, each image with random parameters of its own."""
+"""Views: each paper's augmentation by name, made per batch, with random parameters for each image on its own.
 
-from collections.abc import Callable
+A recipe is a tuple of steps. A step first draws one row of parameters for each image and then applies them, so that
+what an image becomes depends on its own row and on nothing else in the batch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Protocol
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
-View = Callable[[Tensor, torch.Generator], Tensor]  # uint8 [N, C, H, W] -> uint8 of the same shape
+from fewlabel.data import operations as ops
+from fewlabel.data.operations import Filter, Move, Operation, Tone
+from fewlabel.errors import BadInput
 
 
-def plain(images: Tensor, rng: torch.Generator) -> Tensor:
+class Step(Protocol):
+    def draw(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
+        """Parameters for images of this shape: a row for each."""
+
+    def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
+        """uint8 [N, C, H, W] to the same."""
+
+
+Recipe = tuple[Step, ...]
+
+
+def draw(recipe: Recipe, shape: Sequence[int], rng: torch.Generator) -> list[Tensor]:
+    return [step.draw(shape, rng) for step in recipe]
+
+
+def apply(recipe: Recipe, images: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    for step, rows in zip(recipe, parameters, strict=True):
+        images = step.apply(images, rows)
     return images
 
 
+def see(name: str, images: Tensor, rng: torch.Generator) -> Tensor:
+    """A batch as this view shows it."""
+    if name not in VIEWS:
+        near = get_close_matches(name, VIEWS, 1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(VIEWS)}"
+        raise BadInput(f"there is no recipe for views named '{name}'; {hint}")
+    recipe = VIEWS[name].recipe
+    return apply(recipe, images, draw(recipe, images.shape, rng))
+
+
 def weak(images: Tensor, rng: torch.Generator) -> Tensor:
-    """Each image shifted by up to an eighth of its size, what comes in from outside being black."""
-    count, channels, height, width = images.shape
-    pad = max(1, width // 8)
-    down, right = torch.randint(0, 2 * pad + 1, (2, count, 1, 1), generator=rng)
-    padded = functional.pad(images, (pad, pad, pad, pad))
-    rows = down + torch.arange(height).view(1, height, 1)
-    pixel = rows * (width + 2 * pad) + right + torch.arange(width)
-    pixel = pixel.view(count, 1, height * width).expand(-1, channels, -1)
-    return padded.flatten(2).gather(2, pixel).view_as(images)
+    """The weak view of an experiment that asks for no other."""
+    return see("shift", images, rng)
 
 
-VIEWS: dict[str, View] = {"plain": plain, "weak": weak}
+def between(low: float, high: float, count: int, rng: torch.Generator) -> Tensor:
+    return low + (high - low) * torch.rand(count, dtype=torch.float64, generator=rng)
+
+
+# Steps
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Square images enlarged, padded and cut back to their size at a random place, some of them mirrored."""
+
+    scale: float = 1.0
+    pad: float = 0.0  # of the size, on each side; at least a pixel
+    reflect: bool = False  # pad with the image's own pixels rather than with black
+    flip: float = 0.0  # chance
+
+    def draw(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
+        places = round(shape[3] * self.scale) - shape[3] + 2 * self.margin(shape[3]) + 1
+        corner = torch.randint(0, places, (2, shape[0]), generator=rng)
+        flip = torch.rand(shape[0], generator=rng) < self.flip if self.flip else torch.zeros(shape[0])
+        return torch.stack([*corner, flip.long()], 1)
+
+    def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
+        height, width = images.shape[2:]
+        if self.scale != 1:
+            images = ops.enlarge(images, self.scale)
+        if self.pad:
+            images = ops.pad(images, self.margin(width), self.reflect)
+        down, right, flip = parameters.unbind(1)
+        return ops.crop(images, down, right, flip > 0, height, width)
+
+    def margin(self, size: int) -> int:
+        return max(1, int(size * self.pad)) if self.pad else 0
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Turned around the middle, then shifted by whole pixels, then perhaps mirrored: one gather of nearest pixels."""
+
+    degrees: float  # at most, either way
+    translate: float  # of the size, at most, any way
+    flip: float = 0.0  # chance
+
+    def draw(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
+        count, _, height, width = shape
+        degrees = between(-self.degrees, self.degrees, count, rng)
+        right, down = (between(-self.translate, self.translate, count, rng) * size for size in (width, height))
+        flip = between(0, 1, count, rng) < self.flip
+        return torch.stack([degrees, right.round(), down.round(), flip.double()], 1)
+
+    def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
+        height, width = images.shape[2:]
+        degrees, right, down, flip = parameters.unbind(1)
+        turned, shifted = ops.rotation(degrees, height, width), ops.translation(-right, -down)
+        maps = turned @ shifted @ ops.mirror(flip, width)
+        return ops.warp(images, maps, torch.zeros(len(images), dtype=torch.uint8))
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """Brightness, contrast and saturation, in this order, each by a factor of at most `reach` from 1."""
+
+    reach: float
+
+    def draw(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
+        return between(1 - self.reach, 1 + self.reach, 3 * shape[0], rng).view(-1, 3)
+
+    def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
+        for operation, factor in zip((BRIGHTNESS, CONTRAST, SATURATION), parameters.unbind(1), strict=True):
+            images = operation(images, factor)
+        return images
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Gaussian noise on each pixel and channel."""
+
+    std: float  # of pixels in 0..1
+
+    def draw(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
+        return torch.randn(tuple(shape), generator=rng).mul_(255 * self.std)
+
+    def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
+        return ops.noise(images, parameters)
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """A grey square around any pixel, as much of it as is in the image."""
+
+    side: float = 0.5  # of the size
+    value: int = 127
+
+    def draw(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
+        return torch.stack([torch.randint(0, size, (shape[0],), generator=rng) for size in shape[2:]], 1)
+
+    def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
+        return ops.cutout(images, parameters, int(self.side * images.shape[3]), self.value)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An operation that RandAugment may choose: with a level in 0..1 its amount is start + span * level."""
+
+    operation: Operation
+    start: float = 0.0
+    span: float = 0.0
+    signed: bool = False  # start - span * level just as often
+
+
+def any_level(shape: tuple[int, int], rng: torch.Generator) -> Tensor:
+    return torch.rand(shape, dtype=torch.float64, generator=rng)
+
+
+def low_level(shape: tuple[int, int], rng: torch.Generator) -> Tensor:
+    """FedMatch's authors: of ten levels one of the lowest M, with M from 2 to 5 for each image."""
+    lowest = torch.randint(2, 6, (shape[0], 1), generator=rng)
+    return (any_level(shape, rng) * lowest).floor() / 9
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """Some operations one after another, each drawn from all of them, with a random level."""
+
+    choices: tuple[Choice, ...]
+    count: int
+    level: Callable[[tuple[int, int], torch.Generator], Tensor] = any_level
+    chance: float = 1.0  # of each to be done
+    shared: bool = False  # one draw of operations for the whole batch
+
+    @cached_property
+    def operations(self) -> list[Operation]:
+        return [*(choice.operation for choice in self.choices), Filter(ops.same)]  # the last for those not done
+
+    @cached_property
+    def spans(self) -> Tensor:
+        rows = [(choice.start, choice.span, choice.signed) for choice in (*self.choices, Choice(Filter(ops.same)))]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def draw(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
+        rows = shape[0], self.count
+        which = torch.randint(len(self.choices), (1 if self.shared else rows[0], self.count), generator=rng)
+        which = which.expand(rows)
+        level, sign = self.level(rows, rng), torch.randint(0, 2, rows, generator=rng) * 2 - 1
+        if self.chance < 1:
+            which = which.where(torch.rand(rows, generator=rng) < self.chance, len(self.choices))
+        start, span, signed = self.spans[which].unbind(2)
+        return torch.stack([which, start + span * level * sign.where(signed > 0, 1)], 2)
+
+    def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
+        for which, amount in zip(*parameters.permute(2, 1, 0), strict=True):
+            images = ops.each(self.operations, images, which.long(), amount)
+        return images
+
+
+# Recipes
+
+BRIGHTNESS, CONTRAST, POSTERIZE = Tone(ops.brightness), Tone(ops.contrast), Tone(ops.posterize)
+SOLARIZE, AUTOCONTRAST, EQUALIZE = Tone(ops.solarize), Tone(ops.autocontrast), Tone(ops.equalize)
+SATURATION, SHARPNESS, SAME = Filter(ops.saturation), Filter(ops.sharpness), Filter(ops.same)
+
+FIXMATCH = (  # table 12 of the paper, sorted by kind of operation
+    Choice(Move(ops.rotation), 0, 30, signed=True),
+    Choice(Move(ops.shear_x), 0, 0.3, signed=True),
+    Choice(Move(ops.shear_y), 0, 0.3, signed=True),
+    Choice(Move(ops.translate_x), 0, 0.3, signed=True),
+    Choice(Move(ops.translate_y), 0, 0.3, signed=True),
+    Choice(BRIGHTNESS, 0.05, 0.9),
+    Choice(CONTRAST, 0.05, 0.9),
+    Choice(POSTERIZE, 4, 5),  # 4 to 8 bits, of which 9 is never reached
+    Choice(SOLARIZE, 0, 256),
+    Choice(AUTOCONTRAST),
+    Choice(EQUALIZE),
+    Choice(SATURATION, 0.05, 0.9),
+    Choice(SHARPNESS, 0.05, 0.9),
+    Choice(SAME),
+)
+
+FEDMATCH = (  # the authors' code, but for the bicubic interpolation of its shears
+    Choice(Move(ops.rotation, fill=128), 0, 360),
+    Choice(Move(ops.shear_x), 0, 0.3, signed=True),
+    Choice(Move(ops.shear_y), 0, 0.3, signed=True),
+    Choice(Move(ops.translate_x), 0, 0.2, signed=True),
+    Choice(Move(ops.translate_y), 0, 0.2, signed=True),
+    Choice(BRIGHTNESS, 1, 0.3, signed=True),
+    Choice(CONTRAST, 1, 0.5, signed=True),
+    Choice(POSTERIZE, 8.5, -4),  # bits round to the nearest
+    Choice(SOLARIZE, 256, -25),
+    Choice(AUTOCONTRAST),
+    Choice(SATURATION, 1, 0.9, signed=True),
+    Choice(SHARPNESS, 1, 0.9, signed=True),
+    Choice(SAME),  # called equalize there
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    recipe: Recipe
+    about: str
+
+
+CROP, MIRRORED_SHIFT = Crop(scale=1.25, flip=0.5), Crop(pad=0.125, reflect=True, flip=0.5)
+
+VIEWS: dict[str, Entry] = {
+    "none": Entry((), "the image as it is"),
+    "shift": Entry((Crop(pad=0.125),), "shifted by up to an eighth of its size, never mirrored: fit for digits"),
+    "flip-shift": Entry((Crop(pad=0.125, flip=0.5),), "mirrored half the time, and shifted by up to an eighth"),
+    "rscfed": Entry((CROP,), "RSCFed, for both views: enlarged by 1.25 (32 to 40), cropped back, mirrored half the time"),
+    "cbafed": Entry((CROP,), "CBAFed: as RSCFed"),
+    "cbafed-fashion": Entry((Crop(scale=1.125, flip=0.5),), "CBAFed on Fashion-MNIST: enlarged by 1.125 (32 to 36)"),
+    "isic": Entry((Crop(scale=240 / 224, flip=0.5),), "RSCFed and CBAFed on ISIC: enlarged from 224 to 240"),
+    "fedirm": Entry((Affine(10, 0.02, flip=0.5),), "FedIRM: turned by up to 10 degrees, shifted by 2 %, mirrored"),
+    "fixmatch-weak": Entry((MIRRORED_SHIFT,), "FixMatch: as flip-shift, with the image's own pixels outside of it"),
+    "fixmatch-strong": Entry(
+        (MIRRORED_SHIFT, RandAugment(FIXMATCH, 2, chance=0.5), Cutout()),
+        "FixMatch, its authors' code: its weak view, RandAugment with each operation done half the time, cutout",
+    ),
+    "randaugment": Entry(
+        (RandAugment(FIXMATCH, 2), Cutout()), "RandAugment as in FixMatch: 2 of 14 operations by any amount, cutout"
+    ),
+    "fedmatch": Entry(
+        (RandAugment(FEDMATCH, 6, level=low_level),), "FedMatch, its authors' code: 6 of 13 operations by small amounts"
+    ),
+    "kornia-like": Entry(
+        (RandAugment(FIXMATCH, 2, shared=True),),
+        "another augmentation: RandAugment whose operations are drawn once for a whole batch, as Kornia does",
+    ),
+    "jitter": Entry((CROP, Jitter(0.4)), "as rscfed, then brightness, contrast and saturation by 0.6 to 1.4"),
+    "noise": Entry((Crop(pad=0.125), Noise(0.1)), "shifted as weak views are, then Gaussian noise of 0.1"),
+}
