@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from fewlabel import tree
     from fewlabel.api import compare, run
     from fewlabel.errors import FewLabelError
-    from fewlabel.experiment import Checkpoint, Clients, Data, Evaluate, Experiment, Labels, Net
+    from fewlabel.experiment import Checkpoint, Clients, Data, Evaluate, Experiment, Labels, Net, Stream, Views
     from fewlabel.federation import (
         EVERY_CLIENT,
         SERVER,
@@ -41,6 +41,8 @@ __all__ = [
     "Net",
     "Result",
     "Site",
+    "Stream",
+    "Views",
     "__version__",
     "broadcast",
     "compare",
@@ -54,7 +56,7 @@ if not TYPE_CHECKING:  # a type checker that saw this would take any misspelt na
     _HOMES = {
         "api": "compare run",
         "errors": "FewLabelError",
-        "experiment": "Checkpoint Clients Data Evaluate Experiment Labels Net",
+        "experiment": "Checkpoint Clients Data Evaluate Experiment Labels Net Stream Views",
         "federation": "EVERY_CLIENT SERVER SOME_CLIENTS ClientInfo Federation Site broadcast on_client on_server",
         "methods": "METHODS",
         "results": "Comparison Result",

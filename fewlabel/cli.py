@@ -24,6 +24,7 @@ import click
 import typer
 from typer import Argument, Option
 
+from fewlabel import data_cli
 from fewlabel.errors import BadInput, FewLabelError, RunFailed
 
 RUNS = Path("runs")
@@ -32,6 +33,7 @@ EXIT_CODES = (
     "4 disk or files, 130 interrupted."
 )
 app = typer.Typer(add_completion=False, suggest_commands=False, rich_markup_mode="rich")
+app.add_typer(data_cli.app, name="data")
 
 
 class Form(StrEnum):
@@ -44,6 +46,7 @@ class Known(StrEnum):
     DATASETS = "datasets"
     MODELS = "models"
     PARTITIONS = "partitions"
+    VIEWS = "views"
 
 
 def use_data_dir(folder: Path | None) -> None:
@@ -197,7 +200,7 @@ def sweep(
 def list_(what: Annotated[Known, Argument(metavar="WHAT", hidden=True)], form: Format = Form.TEXT) -> None:
     """List what there is to choose from.
 
-    WHAT is methods, datasets, models or partitions.
+    WHAT is methods, datasets, models, partitions or views.
 
     Examples:
       fewlabel list methods

@@ -131,6 +131,10 @@ def known(what: str) -> list[dict[str, Any]]:
         from fewlabel.models import MODELS
 
         abouts = {name: entry.about for name, entry in MODELS.items()}
+    elif what == "views":
+        from fewlabel.data.views import VIEWS
+
+        abouts = {name: entry.about for name, entry in VIEWS.items()}
     else:
         from fewlabel.data.partition import PARTITIONS
 

@@ -11,19 +11,25 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 
 from fewlabel import strict
 from fewlabel.errors import BadInput, StorageError
-from fewlabel.strict import Count, Natural, Positive, Share
+from fewlabel.strict import Count, Natural, Positive, Range, Share
 
 
 @dataclass(frozen=True)
 class Data:
     name: str = "digits"
     image_size: Count | None = None  # images are resized to it once; by default what the network prefers
+    channels: Literal[1, 3] | None = None  # by default as published
+    split: Literal["published", "80-20", "70-10-20", "fedmatch"] = "published"  # drawn, if not as published
+    split_seed: Natural = 0
+    path: str | None = None  # folder, csv, npz and dicom: where images of one's own are
+    columns: dict[str, str] = field(default_factory=dict)  # csv: such as label = "dx", where it is not the usual name
+    unreadable: Literal["fatal", "skip"] = "fatal"  # what to do about images of one's own that cannot be read
 
 
 @dataclass(frozen=True)
@@ -43,17 +49,65 @@ class Clients:
     alpha: Positive = 0.8  # of the Dirichlet distribution
     balanced: bool = True  # a client with its fair share of images gets no more
     min_size: Count = 10
+    shards: Count | None = None  # shards: how many each client gets; by default 2
+    column: str | None = None  # by-column: which of the data set's columns; by default its first
+    file: str | None = None  # file: a partition.json
     per_round: Count | None = None  # how many take part in a round; by default all
     dropout: Share = 0.0  # chance of a client to be silent when it is asked
     min_replies: Natural = 0
 
 
+Place = Literal[
+    "some-clients",
+    "every-client",
+    "server",
+    "some-clients+every-client",  # some fully, the others in part
+    "some-clients+server",
+    "every-client+server",
+    "some-clients+every-client+server",
+]
+
+
 @dataclass(frozen=True)
 class Labels:
-    at: Literal["some-clients", "every-client", "server"] = "some-clients"
+    at: Place = "some-clients"
     clients: Count = 1  # some-clients: how many are fully labeled
     fraction: Share = 0.1  # every-client: share of each client's images
     per_class: Count | None = None  # every-client (instead of a fraction) and server: labeled images of each class
+    server_per_class: Count | None = None  # server: where it differs from per_class; by default that, or 50
+    # Which are fully labeled: the first, those of RSCFed's rule (all classes, size nearest to the mean), or by seed.
+    which: Literal["first", "rule", "seed"] = "first"
+    ids: tuple[Natural, ...] | None = None  # just these, in place of `clients` and `which`
+    unlabeled_clients: Count | None = None  # how many more take part, the other shares being nobody's; by default all
+    validation: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # share of the labels; where no split is published
+    noise: Share = 0.0  # share of the labels in which each is another class than it should be
+
+    @property
+    def full(self) -> int:
+        """How many clients are fully labeled, where some are."""
+        return self.clients if self.ids is None else len(self.ids)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Each client's images come in steps. The defaults are FedMatch's."""
+
+    steps: Count = 10
+    rounds: Count = 10  # of each step; the last lasts
+    mode: Literal["grow", "replace"] = "replace"  # a step's images join those before, or take their place
+    data: Literal["unlabeled", "labeled", "all"] = "unlabeled"  # which of a client's images do
+
+
+def read_view(name: Any, where: str) -> Any:
+    return "none" if name is None else name  # `strict.parse` cannot know that "none" is a name here
+
+
+@dataclass(frozen=True)
+class Views:
+    """How images are shown to methods that ask for these views: names of recipes in `fewlabel.data.views`."""
+
+    weak: str = field(default="shift", metadata={"read": read_view})
+    strong: str = field(default="randaugment", metadata={"read": read_view})
 
 
 @dataclass(frozen=True)
@@ -147,11 +201,14 @@ class Experiment:
     model: Net = Net()
     clients: Clients = Clients()
     labels: Labels = Labels()
+    stream: Stream | None = None  # by default all images are there from the beginning
+    views: Views = Views()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
 
     def __post_init__(self) -> None:
         from fewlabel.data.partition import PARTITIONS
+        from fewlabel.data.views import VIEWS
         from fewlabel.federation import check_method
 
         if isinstance(self.method, str):
@@ -173,14 +230,27 @@ class Experiment:
         strict.check(self)
         if self.clients.partition not in PARTITIONS:
             raise BadInput(unknown("clients.partition", self.clients.partition, PARTITIONS))
-        if self.labels.at not in self.method.settings:
+        for view in fields(Views):
+            name = str(getattr(self.views, view.name))
+            if name not in VIEWS:
+                raise BadInput(unknown(f"views.{view.name}", name, VIEWS))
+        if self.clients.partition == "file" and self.clients.file is None:
+            raise BadInput("clients.partition = 'file' needs clients.file, the path of a partition.json")
+        if not set(self.labels.at.split("+")) <= self.method.settings:
             places = ", ".join(sorted(self.method.settings))
             raise BadInput(f"{self.name} cannot use labels.at = '{self.labels.at}'; it is made for {places}")
-        if self.labels.at == "some-clients" and self.labels.clients > self.clients.count:
+        full, more, count = self.labels.full, self.labels.unlabeled_clients, self.clients.count
+        if "some-clients" in self.labels.at and full > count:
             raise BadInput(
-                f"labels.clients = {self.labels.clients} is more than clients.count = {self.clients.count}; "
-                "lower the first or raise the second"
+                f"labels.clients = {full} is more than clients.count = {count}; lower the first or raise the second"
             )
+        if more is not None and full + more > count:
+            raise BadInput(
+                f"labels.clients = {full} and labels.unlabeled_clients = {more} are together more than clients.count = "
+                f"{count}; lower the first two or raise the last"
+            )
+        if (ids := self.labels.ids) is not None and (not ids or len(set(ids)) < len(ids) or max(ids) >= count):
+            raise BadInput(f"labels.ids must be different clients from 0 to {count - 1}, found {list(ids)}")
         if self.clients.min_replies > (self.clients.per_round or self.clients.count):
             raise BadInput("clients.min_replies is more than the clients that take part in a round; lower it")
 

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -19,14 +19,13 @@ from safetensors.torch import save as to_safetensors
 
 from fewlabel import checkpoint, tree
 from fewlabel.checkpoint import Checkpoints, Saved
-from fewlabel.data import datasets
-from fewlabel.data.partition import deal
+from fewlabel.data import partition
 from fewlabel.errors import BadInput, FewLabelError, RunFailed, StorageError
 from fewlabel.experiment import Experiment, dumps, load
 from fewlabel.federation import ClientError, state_kind, train
 from fewlabel.pool import Pool
 from fewlabel.simulate import Executor, Simulation
-from fewlabel.worker import Serial, image_size
+from fewlabel.worker import Serial, dataset_of
 
 SCHEMA = 1  # of summary.json
 Watch = Callable[[dict[str, Any]], None]  # is shown each line of rounds.jsonl as it is written
@@ -44,11 +43,10 @@ def prepare(experiment: Experiment, directory: Path) -> Path:
         there = [path.name for path in directory.iterdir()] if directory.exists() else []
         if any(name != "partition.json" and not name.startswith(".") for name in there):  # more than a kill leaves here
             raise BadInput(f"{directory} is not empty; continue it with --resume {directory} or choose another --out")
-        dataset = datasets.load(experiment.data.name, image_size(experiment), fresh=True)
-        labels = dataset.splits["train"].labels.numpy()
-        partition = deal(labels, experiment.clients, experiment.labels, experiment.seed)
+        dataset = dataset_of(experiment, fresh=True)
+        dealt = partition.of(dataset, experiment)
         directory.mkdir(parents=True, exist_ok=True)
-        replace(partition, data=dataset.digest).save(directory / "partition.json", labels, dataset.classes)
+        dealt.save(directory / "partition.json", dataset.splits["train"].labels.numpy(), dataset.classes)
         checkpoint.write(directory / "experiment.toml", dumps(experiment).encode())
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror}") from None

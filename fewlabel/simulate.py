@@ -85,7 +85,6 @@ class Simulation:
         self.experiment, self.method = self.world.experiment, self.world.experiment.method
         self.rounds, self.num_classes = self.experiment.rounds, len(self.world.dataset.classes)
         self.round, self.checkpointed = 0, 0
-        self.clients: Sequence[ClientInfo] = [self.world.info(c) for c in range(len(self.world.partition.shares))]
         model = self.world.network(Rng(self.experiment.seed, "network"), self.experiment.model.pretrained)
         self.server: Site[None] = self.world.site(SERVER_ID, 0, Rng(self.experiment.seed, "server"), model)
         self.initial = tree.of(model)
@@ -95,13 +94,17 @@ class Simulation:
         self._open = False
         self._packed: tuple[Any, bytes] = (None, b"")
 
-    @cached_property
-    def labeled(self) -> Sequence[ClientInfo]:
-        return [client for client in self.clients if client.num_labeled]
+    @property
+    def round(self) -> int:
+        return self._round
 
-    @cached_property
-    def unlabeled(self) -> Sequence[ClientInfo]:
-        return [client for client in self.clients if client.num_unlabeled]
+    @round.setter
+    def round(self, number: int) -> None:
+        """Goes on to a round, in which clients may have other images than before."""
+        self._round = number
+        self.clients: Sequence[ClientInfo] = [self.world.info(c, number) for c in self.world.partition.clients]
+        self.labeled = [client for client in self.clients if client.num_labeled]
+        self.unlabeled = [client for client in self.clients if client.num_unlabeled]
 
     def rng(self, *names: int | str) -> Rng:
         return Rng(self.experiment.seed, "server", self.round, *names)
@@ -147,8 +150,7 @@ class Simulation:
     def evaluate(self, weights: Tree) -> dict[str, int]:
         """Has a model measured beside whatever comes next: a ticket for each split."""
         data = wire.pack(Weights(weights | (self.statistics or {})))
-        splits = [split for split in ("test", "validation") if split in self.world.dataset.splits]
-        return {s: self.executor.submit(self._job("evaluate", s), data, None) for s in splits}
+        return {s: self.executor.submit(self._job("evaluate", s), data, None) for s in self.world.measured}
 
     def collect(self, tickets: dict[str, int]) -> dict[str, Any]:
         """The metrics behind `evaluate`'s tickets."""
@@ -198,11 +200,8 @@ class Simulation:
                 continue
             self.seen.up += len(outcome.payload)
             counts["replies"] += 1
-            yield Reply(
-                entry.number,
-                entry.client,
-                accept(task, entry.client, self.round, outcome.payload, self.initial),
-            )
+            client = self.world.info(entry.client.id, self.round)  # the one asked may be of an earlier round
+            yield Reply(entry.number, client, accept(task, client, self.round, outcome.payload, self.initial))
         self.seen.asked += counts["asked"]
         self.seen.replies += counts["replies"]
         self._open = False

@@ -6,8 +6,8 @@ processes share, and builds one network that every client's task uses in turn.
 
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, make_dataclass
-from functools import cache
+from dataclasses import dataclass, fields, make_dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.func import functional_call
 from fewlabel import evaluate, models, tree, wire
 from fewlabel.checkpoint import ClientStates
 from fewlabel.data import datasets
-from fewlabel.data.partition import Partition
+from fewlabel.data.partition import Partition, Share
 from fewlabel.data.sets import Labeled, Unlabeled
 from fewlabel.errors import FewLabelError, StorageError
 from fewlabel.experiment import Experiment, load
@@ -76,11 +76,14 @@ class World:
     @classmethod
     def open(cls, directory: Path) -> "World":
         experiment = load(directory / "experiment.toml")
-        dataset = datasets.load(experiment.data.name, image_size(experiment))
+        dataset = dataset_of(experiment)
         partition = Partition.load(directory / "partition.json")
         if partition.data != dataset.digest:
             raise StorageError(f"the data set '{dataset.name}' is not the one that {directory} began with; start anew")
-        return cls(experiment, dataset, partition)
+        train = dataset.splits["train"]
+        images = replace(train.images, weak=experiment.views.weak, strong=experiment.views.strong)
+        splits = dataset.splits | {"train": replace(train, images=images)}
+        return cls(experiment, replace(dataset, splits=splits), partition)
 
     def network(self, rng: Rng, pretrained: bool = False) -> torch.nn.Module:
         net = self.experiment.model
@@ -95,42 +98,68 @@ class World:
                 pretrained=pretrained,
             )
 
-    def info(self, client: int) -> ClientInfo:
-        share = self.partition.shares[client]
+    def share(self, client: int, round: int) -> Share:
+        """A client's images in a round."""
+        return self.partition.shares[client].at(round, self.experiment.stream)
+
+    def info(self, client: int, round: int) -> ClientInfo:
+        share = self.share(client, round)
         return ClientInfo(client, len(share.labeled), len(share.unlabeled))
 
-    def labeled(self, index: Any, rng: Rng, split: str = "train") -> Labeled | None:
-        data, where = self.dataset.splits[split], torch.from_numpy(index)
-        return Labeled(data.images, where, data.labels[where], rng.stream("labeled").torch) if len(where) else None
+    @cached_property
+    def told(self) -> Tensor:
+        """The training labels as sites have them, some of them wrong where the experiment wants it so."""
+        labels = self.dataset.splits["train"].labels
+        if not self.partition.noise.size:
+            return labels
+        images, wrong = torch.from_numpy(self.partition.noise)
+        return labels.index_copy(0, images, wrong)
+
+    def training(self, index: Any, rng: torch.Generator) -> Labeled:
+        where = torch.from_numpy(index)
+        return Labeled(self.dataset.splits["train"].images, where, self.told[where], rng)
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The splits to measure on; where no validation is published, it is the labeled images set aside for it."""
+        validates = "validation" in self.dataset.splits or len(self.partition.validation)
+        return ("test", "validation") if validates else ("test",)
 
     def whole(self, split: str, rng: Rng) -> Labeled:
-        data = self.dataset.splits[split]
-        return Labeled(data.images, torch.arange(len(data)), data.labels, rng.torch)
+        if split in self.dataset.splits:
+            data = self.dataset.splits[split]
+            return Labeled(data.images, torch.arange(len(data)), data.labels, rng.torch)
+        return self.training(self.partition.validation, rng.torch)
 
     def site(self, client: int, round: int, rng: Rng, model: torch.nn.Module, **more: Any) -> Site[Any]:
         """A client's site, or the server's."""
         if client == SERVER_ID:
-            info = ClientInfo(SERVER_ID, len(self.partition.server), 0)
-            labeled, unlabeled = self.labeled(self.partition.server, rng), None
-            validation = self.whole("validation", rng) if "validation" in self.dataset.splits else None
+            share = Share(self.partition.server, self.partition.server[:0])
+            validation = self.whole("validation", rng) if "validation" in self.measured else None
         else:
-            info, share, validation = self.info(client), self.partition.shares[client], None
-            labeled, where = self.labeled(share.labeled, rng), torch.from_numpy(share.unlabeled)
-            images = self.dataset.splits["train"].images
-            unlabeled = Unlabeled(images, where, rng.stream("unlabeled").torch) if len(where) else None
+            share, validation = self.share(client, round), None
+        labeled = self.training(share.labeled, rng.stream("labeled").torch)
+        images, where = self.dataset.splits["train"].images, torch.from_numpy(share.unlabeled)
+        unlabeled = Unlabeled(images, where, rng.stream("unlabeled").torch)
         return Site(
-            info,
+            ClientInfo(client, len(labeled), len(unlabeled)),
             round=round,
             rounds=self.experiment.rounds,
             num_classes=len(self.dataset.classes),
             model=model,
             rng=rng,
-            labeled=labeled,
-            unlabeled=unlabeled,
+            labeled=labeled if len(labeled) else None,
+            unlabeled=unlabeled if len(unlabeled) else None,
             validation=validation,
             buffers=self.experiment.model.buffers,
             **more,
         )
+
+
+def dataset_of(experiment: Experiment, fresh: bool = False) -> datasets.Dataset:
+    """The data set as an experiment wants it read."""
+    wanted = {f.name: getattr(experiment.data, f.name) for f in fields(experiment.data)}
+    return datasets.load(**wanted | {"image_size": image_size(experiment), "fresh": fresh})
 
 
 def image_size(experiment: Experiment) -> int:
@@ -188,7 +217,7 @@ class Worker:
             self.model,
             state=stored.state if stored else None,
             statistics=stored.statistics if local and stored else pooled,
-            audit=self.auditor(job.client, outside) if job.client != SERVER_ID else None,
+            audit=self.auditor(job, outside) if job.client != SERVER_ID else None,
             score=self.scorer(outside) if job.score else None,
         )
         payload = perform(self.method, task, site, message)
@@ -198,20 +227,22 @@ class Worker:
             self.states.save(job.client, job.round, job.call, value, kind, job.checkpointed)
         return Outcome(payload, outside)
 
-    def auditor(self, client: int, outside: dict[str, Any]) -> Callable[[Tensor, Tensor, int], None]:
+    def auditor(self, job: Job, outside: dict[str, Any]) -> Callable[[Tensor, Tensor, int], None]:
         """Scores pseudo-labels with the labels that the site does not have."""
-        where = torch.from_numpy(self.world.partition.shares[client].unlabeled)
-        classes = len(self.world.dataset.classes)
+        where = torch.from_numpy(self.world.share(job.client, job.round).unlabeled)
+        truth, classes = self.world.dataset.splits["train"].labels[where], len(self.world.dataset.classes)
+        total = int((truth >= 0).sum())  # what nobody labeled cannot be scored
 
         def audit(index: Tensor, pseudo_label: Tensor, epoch: int) -> None:
-            right = pseudo_label == self.world.dataset.splits["train"].labels[where[index]]
+            index, pseudo_label = index[truth[index] >= 0], pseudo_label[truth[index] >= 0]
+            right = pseudo_label == truth[index]
             used = torch.bincount(pseudo_label, minlength=classes)
             correct = torch.bincount(pseudo_label[right], minlength=classes)
-            found = evaluate.Audit(len(where), used, correct)
+            found = evaluate.Audit(total, used, correct)
             epochs = outside.setdefault("audit", {})
             if (before := epochs.get(str(epoch))) is not None:
                 before = evaluate.Audit.from_json(before)
-                found = evaluate.Audit(len(where), before.used + used, before.correct + correct)
+                found = evaluate.Audit(total, before.used + used, before.correct + correct)
             epochs[str(epoch)] = found.to_json()
 
         return audit
@@ -244,8 +275,7 @@ class Worker:
     def statistics(self, job: Job, weights: Tree, rng: Rng) -> Outcome:
         """A client's own BatchNorm statistics under these weights, over all of its images."""
         self.model.load_state_dict(tree.of(self.model) | weights)
-        share = self.world.partition.shares[job.client]
-        where = torch.cat([torch.from_numpy(part) for part in (share.labeled, share.unlabeled)])
+        where = torch.from_numpy(self.world.share(job.client, job.round).images)
         images = Unlabeled(self.world.dataset.splits["train"].images, where, rng.torch)
         batches = images.batches(("plain",), EVALUATION_BATCH, shuffle=False)
         found = batch_statistics(self.model, (x for x, _ in batches))

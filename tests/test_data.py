@@ -1,9 +1,7 @@
-"""Images must reach a network as stated, without a label where there is none, and be dealt out as the papers do it."""
+"""Images must reach a network as stated, and without a label where there is none."""
 
-import json
 import multiprocessing
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +11,9 @@ from torch import Tensor
 
 from fewlabel.data import datasets
 from fewlabel.data.datasets import Raw
-from fewlabel.data.partition import Partition, Share, deal, dirichlet
 from fewlabel.data.sets import Images, Labeled, Unlabeled, cut
 from fewlabel.data.views import weak
 from fewlabel.errors import BadInput, StorageError
-from fewlabel.experiment import Clients, Labels
 from fewlabel.rng import Rng
 from tests import owndata
 
@@ -283,7 +279,7 @@ def test_two_processes_may_decode_at_once(cache):
 
 def test_the_slower_of_two_processes_takes_what_the_faster_wrote(cache):
     datasets.load("digits", 8)
-    datasets.decode("digits", 8, cache / "digits-8px-v1")
+    datasets.decode("digits", 8, cache / "digits-8px-v1", datasets.digits)
     assert len(list(cache.iterdir())) == 1
 
 
@@ -359,238 +355,3 @@ def test_resizing_is_bilinear_with_antialiasing():
     # where the outermost falls away.
     assert datasets.resize(image, 2)[0, 0].tolist() == [[29, 171], [29, 171]]
     assert datasets.resize(image, 4) is image
-
-
-# Partitions
-
-Y = np.random.Generator(np.random.PCG64(0)).permutation(np.repeat(np.arange(10), 120))
-
-
-def every(partition: Partition) -> np.ndarray:
-    parts = [part for share in partition.shares for part in (share.labeled, share.unlabeled)]
-    return np.concatenate([partition.server, *parts])
-
-
-def histogram(y: np.ndarray, parts: list[np.ndarray]) -> np.ndarray:
-    return np.stack([np.bincount(y[part], minlength=y.max() + 1) for part in parts])
-
-
-@pytest.mark.parametrize("at", ["some-clients", "every-client", "server"])
-@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_every_image_is_dealt_to_just_one_place(at, kind, seed):
-    clients = Clients(count=8, partition=kind, min_size=20)
-    partition = deal(Y, clients, Labels(at=at, per_class=3 if at == "server" else None), seed)
-    assert np.array_equal(np.sort(every(partition)), np.arange(len(Y)))
-    assert len(partition.shares) == 8
-    assert min(len(s.labeled) + len(s.unlabeled) for s in partition.shares) >= 20
-
-
-def test_iid_parts_differ_by_one_image_at_most():
-    partition = deal(Y[:1003], Clients(count=8, partition="iid"), Labels(), 0)
-    assert sorted(len(s.labeled) + len(s.unlabeled) for s in partition.shares) == [125] * 5 + [126] * 3
-
-
-@pytest.mark.parametrize("alpha", [0.01, 0.1, 0.8, 10.0])
-@pytest.mark.parametrize("seed", range(5))
-def test_a_client_with_its_fair_share_gets_nothing_of_the_next_classes(alpha, seed):
-    clients = Clients(count=7, alpha=alpha, min_size=1)
-    table = histogram(Y, dirichlet(Y, clients, Rng(seed)))
-    fair = len(Y) / 7
-    before = np.cumsum(table, axis=1) - table  # what a client held when a class was dealt out
-    assert (table[before >= fair] == 0).all()
-    assert (before >= fair).any()  # or the rule was not put to the test
-
-
-def test_rounding_gives_nothing_to_a_client_with_its_fair_share():
-    class Draw:
-        """The last of eleven clients takes all of class 0; of class 1 all would take the same."""
-
-        shares = iter([np.eye(11)[10], np.full(11, 0.1)])
-
-        def permutation(self, index: np.ndarray) -> np.ndarray:
-            return index
-
-        def dirichlet(self, alpha: np.ndarray) -> np.ndarray:
-            return next(self.shares)
-
-    class Stream:
-        numpy = Draw()
-
-    # Ten tenths of what the ten others may take add up to just below 1, and 600 times that is 599 and a last image.
-    tenths = np.append(np.full(10, 0.1), 0)
-    assert int(np.cumsum(tenths / tenths.sum())[9] * 600) == 599
-    y = np.repeat([0, 1], [60, 600])
-    table = histogram(y, dirichlet(y, Clients(count=11, min_size=1), Stream()))
-    assert table[10].tolist() == [60, 0]
-    assert table[:10, 1].sum() == 600
-
-
-def test_without_the_rule_clients_may_grow_beyond_their_fair_share():
-    clients = Clients(count=5, alpha=0.2, balanced=False, min_size=1)
-    tables = [histogram(Y, dirichlet(Y, clients, Rng(seed))) for seed in range(5)]
-    fair = len(Y) / 5
-    assert any((t[np.cumsum(t, axis=1) - t >= fair] > 0).any() for t in tables)
-
-
-def test_a_share_too_small_for_a_number_still_deals_the_class_to_those_who_may_have_it():
-    # Dirichlet(1e-5) gives all of a class to one client, and to the rest exactly nothing.
-    clients = Clients(count=4, alpha=1e-5, min_size=1)
-    table = histogram(Y, dirichlet(Y, clients, Rng(0)))
-    before = np.cumsum(table, axis=1) - table
-    assert table.sum() == len(Y)
-    assert (table[before >= len(Y) / 4] == 0).all()
-
-
-def test_a_smaller_alpha_makes_clients_more_different():
-    def largest_class(alpha: float) -> float:
-        tables = [histogram(Y, dirichlet(Y, Clients(count=5, alpha=alpha, min_size=1), Rng(s))) for s in range(10)]
-        return float(np.mean([(t.max(axis=1) / t.sum(axis=1)).mean() for t in tables]))
-
-    often, sometimes, rarely = largest_class(0.05), largest_class(0.8), largest_class(100.0)
-    assert often > sometimes + 0.1
-    assert sometimes > rarely + 0.05
-    assert rarely < 0.2  # of ten classes, each has about a tenth
-
-
-def test_a_hundred_classes_are_dealt_out_too():
-    y = np.repeat(np.arange(100), 20)
-    clients = Clients(count=20, alpha=0.5, min_size=10)
-    partition = deal(y, clients, Labels(at="server", per_class=2), 0)
-    assert np.array_equal(np.sort(every(partition)), np.arange(2000))
-    assert len(partition.server) == 200
-
-
-def test_classes_need_not_be_there_or_be_numbered_without_gaps():
-    y = np.repeat([2, 5, 9], [30, 1, 29])
-    assert np.array_equal(np.sort(every(deal(y, Clients(count=3, min_size=5), Labels(), 0))), np.arange(60))
-
-
-def test_a_request_that_cannot_be_met_says_what_to_change():
-    with pytest.raises(BadInput, match="13 clients of at least 100 images need more than the 1200 there are; lower"):
-        deal(Y, Clients(count=13, min_size=100), Labels(), 0)
-    with pytest.raises(BadInput, match=r"no Dirichlet\(0.001\) partition of 1200 images gives each of 20 clients 50"):
-        deal(Y, Clients(count=20, min_size=50, alpha=0.001), Labels(), 0)
-
-
-@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
-@pytest.mark.parametrize("at", ["some-clients", "every-client", "server"])
-def test_the_seed_alone_decides_who_gets_what(kind, at):
-    def checksum(seed: int) -> str:
-        return deal(Y, Clients(partition=kind), Labels(at=at), seed).checksum
-
-    assert checksum(3) == checksum(3)
-    assert checksum(3) != checksum(4)
-
-
-# Labels
-
-
-def test_labels_at_some_clients_are_all_of_theirs_and_none_of_the_others():
-    partition = deal(Y, Clients(), Labels(at="some-clients", clients=3), 0)
-    for number, share in enumerate(partition.shares):
-        assert (len(share.labeled) > 0, len(share.unlabeled) > 0) == (number < 3, number >= 3)
-    assert len(partition.server) == 0
-
-
-def test_labels_at_every_client_are_a_fraction_of_its_images():
-    partition = deal(Y, Clients(), Labels(at="every-client", fraction=0.25), 0)
-    for share in partition.shares:
-        size = len(share.labeled) + len(share.unlabeled)
-        assert len(share.labeled) == round(0.25 * size)
-
-
-def test_a_fraction_is_two_images_at_least_because_batch_norm_needs_two():
-    partition = deal(Y, Clients(), Labels(at="every-client", fraction=0.0), 0)
-    assert {len(share.labeled) for share in partition.shares} == {2}
-    partition = deal(Y[:5], Clients(count=5, min_size=1, partition="iid"), Labels(at="every-client", fraction=0.0), 0)
-    assert {len(share.labeled) for share in partition.shares} == {1}
-
-
-def test_all_labels_are_a_fraction_of_one():
-    partition = deal(Y, Clients(), Labels(at="every-client", fraction=1.0), 0)
-    assert sum(len(share.labeled) for share in partition.shares) == len(Y)
-    assert sum(len(share.unlabeled) for share in partition.shares) == 0
-
-
-def test_labels_at_every_client_may_be_some_of_each_class_it_holds():
-    partition = deal(Y, Clients(), Labels(at="every-client", per_class=5), 0)
-    for share in partition.shares:
-        whole = np.bincount(Y[np.concatenate([share.labeled, share.unlabeled])], minlength=10)
-        assert np.bincount(Y[share.labeled], minlength=10).tolist() == np.minimum(whole, 5).tolist()
-
-
-def test_labels_at_the_server_are_as_many_of_each_class_and_its_clients_have_none():
-    partition = deal(Y, Clients(), Labels(at="server", per_class=7), 0)
-    assert np.bincount(Y[partition.server]).tolist() == [7] * 10
-    assert all(len(share.labeled) == 0 for share in partition.shares)
-    assert len(deal(Y, Clients(), Labels(at="server"), 0).server) == 500
-
-
-def test_where_the_labels_are_does_not_change_who_holds_which_image():
-    def whole(labels: Labels) -> list[list[int]]:
-        shares = deal(Y, Clients(), labels, 0).shares
-        return [sorted(np.concatenate([s.labeled, s.unlabeled]).tolist()) for s in shares]
-
-    assert whole(Labels(clients=1)) == whole(Labels(clients=5)) == whole(Labels(at="every-client", fraction=1.0))
-
-
-# On disk
-
-
-def test_a_stored_partition_is_read_back_with_its_histograms(tmp_path):
-    partition = deal(Y, Clients(count=3), Labels(at="server", per_class=2), 0)
-    partition.save(tmp_path / "partition.json", Y, tuple("0123456789"))
-    found = Partition.load(tmp_path / "partition.json")
-    assert found.checksum == partition.checksum
-    for a, b in zip(found.shares, partition.shares, strict=True):
-        assert a.unlabeled.dtype == np.int64
-        assert np.array_equal(a.labeled, b.labeled)
-        assert np.array_equal(a.unlabeled, b.unlabeled)
-    stored = json.loads((tmp_path / "partition.json").read_text())
-    assert stored["server"]["classes"] == [2] * 10
-    total = np.sum([client["classes"] for client in stored["clients"]], axis=0)
-    assert total.tolist() == [118] * 10
-
-
-def test_the_checksum_sees_who_holds_what_and_whether_with_labels():
-    one, two, none = np.array([1]), np.array([1, 2]), np.array([], np.int64)
-    base = Partition((Share(one, none), Share(none, none)), none)
-    others = [
-        Partition((Share(none, one), Share(none, none)), none),
-        Partition((Share(none, none), Share(one, none)), none),
-        Partition((Share(two, none), Share(none, none)), none),
-        replace(base, server=one),
-        Partition((Share(none, none), Share(none, none)), one),
-    ]
-    assert len({partition.checksum for partition in (base, *others)}) == 6
-
-
-@pytest.mark.parametrize(
-    ("damage", "sentence"),
-    [
-        (lambda t: t["clients"][0]["labeled"].append(0), "was changed: its checksum does not match"),
-        (lambda t: t["clients"][1]["unlabeled"].reverse(), "was changed: its checksum does not match"),
-        (lambda t: t["clients"].pop(), "was changed: its checksum does not match"),
-        (lambda t: t.pop("server"), "is not a partition that can be read: 'server'"),
-        (lambda t: t["clients"][0].update(labeled=["x"]), "is not a partition that can be read"),
-        (lambda t: t["clients"][0].update(labeled=[1 << 70]), "is not a partition that can be read"),
-    ],
-)
-def test_a_partition_that_was_tampered_with_is_refused(tmp_path, damage, sentence):
-    path = tmp_path / "partition.json"
-    deal(Y, Clients(count=3), Labels(), 0).save(path, Y, tuple("0123456789"))
-    table = json.loads(path.read_text())
-    damage(table)
-    path.write_text(json.dumps(table))
-    with pytest.raises(StorageError, match=sentence):
-        Partition.load(path)
-
-
-def test_a_partition_that_is_cut_short_or_missing_is_refused(tmp_path):
-    path = tmp_path / "partition.json"
-    with pytest.raises(StorageError, match="No such file"):
-        Partition.load(path)
-    path.write_text('{"clients": [')
-    with pytest.raises(StorageError, match="is not a partition that can be read"):
-        Partition.load(path)

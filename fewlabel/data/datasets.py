@@ -3,48 +3,39 @@
 import hashlib
 import importlib
 import json
-import os
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fewlabel.data import files
+from fewlabel.data import own as ones_own
+from fewlabel.data.files import Form, Source
+from fewlabel.data.published import PUBLISHED, REFUSED
+from fewlabel.data.raw import CHUNK, Part, Raw
 from fewlabel.data.sets import Images
+from fewlabel.data.splits import SIDES, groups, sides
 from fewlabel.errors import BadInput, StorageError
 
+__all__ = ["DATASETS", "Dataset", "Part", "Raw", "Split", "load"]
+
 FORMAT = 1  # of the decoded arrays; a change here decodes anew
-
-
-@dataclass(frozen=True)
-class Raw:
-    """A data set as its reader gives it: images uint8 [N, C, H, W] and labels [N] of each split."""
-
-    classes: tuple[str, ...]
-    splits: dict[str, tuple[np.ndarray, np.ndarray]]  # train and test; validation where one is published
-
-    def __post_init__(self) -> None:
-        if not {"train", "test"} <= self.splits.keys() <= {"train", "validation", "test"}:
-            raise BadInput(f"a data set has train, test and perhaps validation, found {', '.join(self.splits)}")
-        for split, (images, labels) in self.splits.items():
-            if images.dtype != np.uint8 or images.ndim != 4 or labels.shape != images.shape[:1] or not len(labels):
-                raise BadInput(
-                    f"the {split} images must be uint8 [N, C, H, W] with N labels, "
-                    f"found {images.dtype} {list(images.shape)} with labels {list(labels.shape)}"
-                )
-            if not np.isin(labels, np.arange(len(self.classes))).all():
-                raise BadInput(f"the {split} labels must be from 0 to {len(self.classes) - 1}, one for each class")
 
 
 @dataclass(frozen=True)
 class Split:
     images: Images
     labels: Tensor  # int64 [N]
+    groups: Tensor | None = None  # int64 [N]: the same number for images of one lesion or patient
+    clients: np.ndarray | None = None  # [N]: who holds each image, where the data say so
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -62,12 +53,6 @@ class Dataset:
     splits: dict[str, Split]
 
 
-@dataclass(frozen=True)
-class Source:
-    read: Callable[[], Raw]
-    about: str
-
-
 def digits() -> Raw:
     """scikit-learn's 1,797 digits; none published, so our splits are the first 1,197, the next 300 and the last 300."""
     from sklearn.datasets import load_digits
@@ -79,71 +64,181 @@ def digits() -> Raw:
 
 
 DATASETS: dict[str, Source] = {
-    "digits": Source(digits, "1,797 handwritten digits of 8x8, 10 classes, inside scikit-learn: nothing to download"),
+    "digits": Source(
+        (Form((), digits),), "1,797 handwritten digits of 8x8, 10 classes, inside scikit-learn: nothing to download"
+    ),
+    **PUBLISHED,
+    **{kind: Source((), about) for kind, about in ones_own.KINDS.items()},
 }
 
 
-def load(name: str, image_size: int, fresh: bool = False) -> Dataset:
+def load(
+    name: str,
+    image_size: int,
+    fresh: bool = False,
+    *,
+    channels: int | None = None,
+    split: str = "published",
+    split_seed: int = 0,
+    path: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    unreadable: str = "fatal",
+) -> Dataset:
     """The data set at this image size, where `fresh` asks a function of one's own, which may have changed, again.
 
-    `package.module:callable` names such a function, which returns a Raw.
+    `package.module:callable` names such a function, which returns a Raw. Published files that were touched since they
+    were last read are checked again, and others than those that were decoded are decoded anew. Images of one's own lie
+    at `path`; they too are decoded anew when they have changed.
     """
-    folder = cache_folder() / f"{name.replace(':', '-')}-{image_size}px-v{FORMAT}"
-    if not (folder / "about.json").exists() or (fresh and name not in DATASETS):
-        decode(name, image_size, folder)
+    drawn = split != "published" or split_seed
+    how = [f"{channels}ch"] * (channels is not None) + [f"{split}-{split_seed}"] * bool(drawn)
+    if name in ones_own.KINDS:
+        found = ones_own.find(name, path, columns)
+        form, paths = Form((), partial(ones_own.read, found, skip=unreadable == "skip")), list[Path]()
+        how += [ones_own.fingerprint(found), unreadable]
+    else:
+        form, paths = files.find(name, source(name))
+        if path is not None:
+            raise BadInput(f"data.path is for {', '.join(ones_own.KINDS)}; '{name}' is found without it")
+
+    def folder(sums: files.Sums) -> Path:
+        which = [name.replace(":", "-"), f"{image_size}px", *how, *([files.fingerprint(sums)] if sums else [])]
+        return cache_folder() / "-".join([*which, f"v{FORMAT}"])
+
+    sums = files.known(name, paths)
+    anew = fresh and name not in DATASETS
+    if sums is None or anew or not (folder(sums) / "about.json").exists():
+        sums = files.verify(name, form, paths)
+        if anew or not (folder(sums) / "about.json").exists():
+            read = partial(form.read, *paths)
+            decode(name, image_size, folder(sums), read, channels=channels, split=split, split_seed=split_seed)
+        if sums:
+            files.remember(name, sums, json.loads((folder(sums) / "about.json").read_text())["counts"])
+    return opened(name, image_size, folder(sums))
+
+
+def opened(name: str, image_size: int, folder: Path) -> Dataset:
     about = json.loads((folder / "about.json").read_text())
     splits = {}
     for split in about["splits"]:
         pixels, labels = (np.load(folder / f"{split}-{what}.npy", mmap_mode="c") for what in ("images", "labels"))
         images = Images(torch.from_numpy(pixels), tuple(about["mean"]), tuple(about["std"]))
-        splits[split] = Split(images, torch.from_numpy(labels))
+        grouped = torch.from_numpy(np.load(folder / f"{split}-groups.npy")) if about.get("groups") else None
+        clients = np.load(folder / f"{split}-clients.npy") if about.get("clients") else None
+        splits[split] = Split(images, torch.from_numpy(labels), grouped, clients)
     return Dataset(name, about["digest"], tuple(about["classes"]), len(about["mean"]), image_size, splits)
 
 
-def reader(name: str) -> Callable[[], Raw]:
+def source(name: str) -> Source:
     if name in DATASETS:
-        return DATASETS[name].read
+        return DATASETS[name]
     if ":" in name:
-        module, _, function = name.partition(":")
-        try:
-            found: Callable[[], Raw] = getattr(importlib.import_module(module), function)
-        except Exception as error:  # what somebody else's code may raise is not ours to list
-            raise BadInput(f"data set '{name}' cannot be imported: {error}") from error
-        return found
+        return Source((Form((), partial(own, name)),), "a function of one's own")
+    if name in REFUSED:
+        raise BadInput(f"the data set '{name}' cannot be used: {REFUSED[name]}")
     near = get_close_matches(name, DATASETS, 1)
     hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(DATASETS)}"
     raise BadInput(f"there is no data set '{name}'; {hint}")
 
 
+def own(name: str) -> Raw:
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[[], Raw] = getattr(importlib.import_module(module), function)
+    except Exception as error:  # what somebody else's code may raise is not ours to list
+        raise BadInput(f"data set '{name}' cannot be imported: {error}") from error
+    return found()
+
+
 def cache_folder() -> Path:
     """Where decoded arrays lie: the user's cache directory."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fewlabel" / "decoded"
+    return files.cache() / "decoded"
 
 
-def decode(name: str, image_size: int, folder: Path) -> None:
-    """Reads, resizes and writes the arrays aside, and puts them in place at once."""
-    raw = reader(name)()
+def decode(
+    name: str,
+    image_size: int,
+    folder: Path,
+    read: Callable[[], Raw],
+    *,
+    channels: int | None = None,
+    split: str = "published",
+    split_seed: int = 0,
+) -> None:
+    """Reads, splits, resizes and writes the arrays aside, and puts them in place at once."""
+    raw = read()
+    where = sides(raw.parts, split, split_seed)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".decoding-") as temporary:
             aside = Path(temporary) / folder.name
             aside.mkdir()
+            about = write_labels(raw, where, aside)
+            write_images(raw, where, image_size, channels, aside)
             digest = hashlib.blake2b(repr(raw.classes).encode(), digest_size=16)
-            for split, (pixels, labels) in raw.splits.items():
-                arrays = {"images": np.ascontiguousarray(resize(pixels, image_size)), "labels": labels.astype(np.int64)}
-                for what, array in arrays.items():
-                    np.save(aside / f"{split}-{what}.npy", array)
-                    digest.update(repr((split, what, array.shape)).encode())
+            for side in about["splits"]:
+                for what in ("images", "labels", *(more for more in ("groups", "clients") if about[more])):
+                    array = np.load(aside / f"{side}-{what}.npy", mmap_mode="r")
+                    digest.update(repr((side, what, array.shape)).encode())
                     digest.update(array.data)
             mean, std = moments(np.load(aside / "train-images.npy", mmap_mode="r"))
-            about = {"classes": raw.classes, "splits": list(raw.splits), "mean": mean.tolist(), "std": std.tolist()}
-            (aside / "about.json").write_text(json.dumps(about | {"digest": digest.hexdigest()}))
+            about |= {"mean": mean.tolist(), "std": std.tolist(), "digest": digest.hexdigest()}
+            (aside / "about.json").write_text(json.dumps(about))
             put(aside, folder)
     except OSError as error:
         raise StorageError(
             f"the decoded data set '{name}' cannot be written to {folder.parent}: {error.strerror or error}; "
             "set XDG_CACHE_HOME to a directory with room"
         ) from None
+
+
+def write_labels(raw: Raw, where: dict[str, np.ndarray], aside: Path) -> dict[str, Any]:
+    """Writes what is known of the images before they are read; returns what is to be said about them."""
+    side = np.concatenate(list(where.values()))
+    label = np.concatenate([part.labels for part in raw.parts.values()]).astype(np.int64)
+    grouped = all(part.groups is not None for part in raw.parts.values())
+    held = [part.clients for part in raw.parts.values() if part.clients is not None]
+    known = {name: label[(side == name) & (label >= 0)] for name in SIDES}
+    counts = {name: np.bincount(some, minlength=len(raw.classes)).tolist() for name, some in known.items()}
+    splits = [name for name in SIDES if any(counts[name])]
+    if not {"train", "test"} <= set(splits):
+        raise BadInput(f"{len(label)} images are too few for this data.split: it leaves none for training or the test")
+    for name in splits:
+        np.save(aside / f"{name}-labels.npy", label[side == name])
+        if grouped:
+            np.save(aside / f"{name}-groups.npy", groups(raw.parts)[side == name])
+        if len(held) == len(raw.parts):
+            np.save(aside / f"{name}-clients.npy", np.concatenate(held)[side == name])
+    kept = {name: counts[name] for name in splits}
+    clients = len(held) == len(raw.parts)
+    return {"classes": raw.classes, "splits": splits, "counts": kept, "groups": grouped, "clients": clients}
+
+
+def write_images(raw: Raw, where: dict[str, np.ndarray], image_size: int, channels: int | None, aside: Path) -> None:
+    """Appends each image to the array of its side as it is read, so that memory holds a few of them at a time."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    with ExitStack() as stack:
+        arrays: dict[str, BinaryIO] = {}
+        for name, part in raw.parts.items():
+            read = 0
+            for some in part.read(image_size):
+                pixels = recolour(resize(some, image_size), channels)
+                side = where[name][read : read + len(pixels)]
+                read += len(pixels)
+                if len(side) < len(pixels):
+                    raise BadInput(f"there are more {name} images than their {len(part)} labels")
+                for which in np.intersect1d(side, SIDES):
+                    if which not in arrays:
+                        total = sum(int((every == which).sum()) for every in where.values())
+                        shapes[which] = (total, *pixels.shape[1:])
+                        arrays[which] = stack.enter_context((aside / f"{which}-images.npy").open("wb"))
+                        header = {"descr": "|u1", "fortran_order": False, "shape": shapes[which]}
+                        np.lib.format.write_array_header_1_0(arrays[which], header)
+                    if pixels.shape[1:] != shapes[which][1:]:
+                        raise BadInput(f"the {name} images differ in their channels; set data.channels to 1 or 3")
+                    arrays[which].write(np.ascontiguousarray(pixels[side == which]).data)
+            if read != len(part):
+                raise BadInput(f"there are {read} {name} images, but {len(part)} labels")
 
 
 def put(aside: Path, folder: Path) -> None:
@@ -162,7 +257,7 @@ def put(aside: Path, folder: Path) -> None:
 def moments(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of each channel's pixels in 0..1, from how often each of the 256 values occurs."""
     counts = np.zeros((pixels.shape[1], 256))
-    for some in np.array_split(pixels, len(pixels) // 1024 + 1):
+    for some in np.array_split(pixels, pixels.nbytes // CHUNK + 1):
         counts += [np.bincount(channel.ravel(), minlength=256) for channel in some.swapaxes(0, 1)]
     shares, value = counts / counts.sum(axis=1, keepdims=True), np.arange(256) / 255
     mean = shares @ value
@@ -174,8 +269,18 @@ def resize(pixels: np.ndarray, size: int) -> np.ndarray:
     """Square uint8 images of this size, bilinear with antialiasing."""
     if pixels.shape[2:] == (size, size):
         return pixels
-    chunks = [
-        torch.nn.functional.interpolate(chunk.float(), (size, size), mode="bilinear", antialias=True)
-        for chunk in torch.split(torch.from_numpy(pixels), 4096)
-    ]
-    return torch.cat([chunk.round().clamp(0, 255).to(torch.uint8) for chunk in chunks]).numpy()
+    given = torch.from_numpy(pixels.astype(np.float32))
+    resized = torch.nn.functional.interpolate(given, (size, size), mode="bilinear", antialias=True)
+    return resized.round_().clamp_(0, 255).to(torch.uint8).numpy()
+
+
+def recolour(pixels: np.ndarray, channels: int | None) -> np.ndarray:
+    """Grey images as three equal channels, or colours as their luma, weighted as in JPEG."""
+    if channels is None or channels == pixels.shape[1]:
+        return pixels
+    if channels == 3 and pixels.shape[1] == 1:
+        return pixels.repeat(3, axis=1)
+    if channels == 1 and pixels.shape[1] == 3:
+        luma = np.tensordot(np.array([0.299, 0.587, 0.114], np.float32), pixels, axes=(0, 1))
+        return np.rint(luma).astype(np.uint8)[:, None]
+    raise BadInput(f"images of {pixels.shape[1]} channels cannot be given {channels}; data.channels is 1 or 3")

@@ -31,6 +31,9 @@ class Share:
     labeled: Index
     unlabeled: Index
 
+    def __len__(self) -> int:
+        return len(self.labeled) + len(self.unlabeled)
+
     @property
     def images(self) -> Index:
         return np.concatenate([self.labeled, self.unlabeled])
@@ -64,10 +67,10 @@ class Partition:
     validation: Index = field(default_factory=nothing)  # labeled images that the server validates on
     noise: np.ndarray = field(default_factory=lambda: nothing(2))  # images, and the wrong labels that they carry
 
-    @property
-    def clients(self) -> list[int]:
+    @cached_property
+    def clients(self) -> tuple[int, ...]:
         """Those of the federation; a share without images is left out of it."""
-        return [number for number, share in enumerate(self.shares) if len(share.images)]
+        return tuple(number for number, share in enumerate(self.shares) if len(share))
 
     @cached_property
     def checksum(self) -> str:
@@ -247,17 +250,21 @@ def of(dataset: "Dataset", experiment: "Experiment") -> Partition:
 
 
 def by_column(dataset: "Dataset", clients: "Clients") -> Partition:
-    """A client for each value of the training split's `clients`, in their order; of several columns, the one named."""
-    column: Any = getattr(dataset.splits["train"], "clients", None)
-    if isinstance(column, Mapping):
-        names = ", ".join(map(str, column))
-        column = column.get(clients.column) if clients.column else next(iter(column.values()), None)
-        if column is None:
-            raise BadInput(f"'{dataset.name}' has no column '{clients.column}'; clients.column may be {names or 'none'}")
-    if column is None:
+    """A client for each value of the training split's `clients`, in their order; images without one are nobody's.
+
+    That is one array, or one by name for each column.
+    """
+    found: Any = getattr(dataset.splits["train"], "clients", None)
+    columns: Mapping[str, Any] = found if isinstance(found, Mapping) else {} if found is None else {"": found}
+    if not columns:
         raise BadInput(f"'{dataset.name}' does not say which client an image is of; choose another clients.partition")
-    values, owner = np.unique(np.asarray(column), return_inverse=True)
-    return Partition(tuple(Share(nothing(), np.flatnonzero(owner == n)) for n in range(len(values))), nothing())
+    name = clients.column or next(iter(columns))
+    if name not in columns:
+        may = ", ".join(filter(None, columns)) or "left out"
+        raise BadInput(f"'{dataset.name}' has no column '{name}'; clients.column may be {may}")
+    column = np.asarray(columns[name])
+    values = [value for value in np.unique(column) if str(value) not in ("", "-1")]
+    return Partition(tuple(Share(nothing(), np.flatnonzero(column == value)) for value in values), nothing())
 
 
 def deal(
@@ -293,9 +300,7 @@ def deal(
         if "some-clients" in places and number in full:
             labeled = able
         elif "every-client" in places and len(able):
-            draw = rng.stream("labels", number)
-            count = labels.per_class
-            labeled = where.some(able, labels.fraction, draw) if count is None else where.per_class(y, able, count, draw)
+            labeled = where.some(y, able, labels, rng.stream("labels", number))
         shares.append(Share(labeled, np.setdiff1d(part, labeled)))
     if labels.validation and not published:
         validation = given.validation if given is not None else validation
@@ -323,10 +328,14 @@ def divide(y: np.ndarray, among: Index, clients: "Clients", rng: Rng, given: Par
         draw, _ = PARTITIONS[clients.partition]
         if draw is None:
             raise BadInput(f"clients.partition = '{clients.partition}' needs a data set, or a file, that gives it")
-        parts = [among[part] for part in draw(y[among], clients, rng.stream("clients"))]
-    least, number = min((len(part), number) for number, part in enumerate(parts) if len(part) or given is None)
-    if least < clients.min_size:
-        raise BadInput(f"client {number} has {least} images and clients.min_size is {clients.min_size}; lower it")
+        named, unnamed = among[y[among] >= 0], among[y[among] < 0]
+        parts = [named[part] for part in draw(y[named], clients, rng.stream("clients"))]
+        if len(unnamed):  # of no class that could be dealt out: to everybody alike
+            more = iid(unnamed, clients, rng.stream("unnamed"))
+            parts = [np.sort(np.append(part, unnamed[some])) for part, some in zip(parts, more, strict=True)]
+    for number, size in enumerate(map(len, parts)):
+        if size < clients.min_size and (size or given is None):  # a given share without images was left out before
+            raise BadInput(f"client {number} has {size} images and clients.min_size is {clients.min_size}; lower it")
     return parts
 
 

@@ -30,7 +30,7 @@ class Images:
         recipes = {"plain": "none", "weak": self.weak, "strong": self.strong}
         if name not in recipes:
             raise BadInput(f"there is no view '{name}'; there are {', '.join(recipes)}")
-        seen = see(recipes[name], self.pixels[index], rng)
+        seen = see(recipes[name], self.pixels.index_select(0, index), rng)
         scale, shift = self._affine
         return seen.to(torch.float32).mul_(scale).sub_(shift)
 

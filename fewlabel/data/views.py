@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Protocol
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from fewlabel.data import operations as ops
@@ -108,8 +109,8 @@ class Affine:
         height, width = images.shape[2:]
         degrees, right, down, flip = parameters.unbind(1)
         turned, shifted = ops.rotation(degrees, height, width), ops.translation(-right, -down)
-        maps = turned @ shifted @ ops.mirror(flip, width)
-        return ops.warp(images, maps, torch.zeros(len(images), dtype=torch.uint8))
+        framed = functional.pad(images, ops.FRAME)
+        return ops.warp(framed, turned @ shifted @ ops.mirror(flip, width))
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ class Jitter:
         return between(1 - self.reach, 1 + self.reach, 3 * shape[0], rng).view(-1, 3)
 
     def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
-        for operation, factor in zip((BRIGHTNESS, CONTRAST, SATURATION), parameters.unbind(1), strict=True):
+        steps: tuple[Operation, ...] = BRIGHTNESS, CONTRAST, SATURATION
+        for operation, factor in zip(steps, parameters.unbind(1), strict=True):
             images = operation(images, factor)
         return images
 
@@ -215,7 +217,7 @@ BRIGHTNESS, CONTRAST, POSTERIZE = Tone(ops.brightness), Tone(ops.contrast), Tone
 SOLARIZE, AUTOCONTRAST, EQUALIZE = Tone(ops.solarize), Tone(ops.autocontrast), Tone(ops.equalize)
 SATURATION, SHARPNESS, SAME = Filter(ops.saturation), Filter(ops.sharpness), Filter(ops.same)
 
-FIXMATCH = (  # table 12 of the paper, sorted by kind of operation
+FIXMATCH = (  # the operations and ranges of the paper's appendix, those of one kind together
     Choice(Move(ops.rotation), 0, 30, signed=True),
     Choice(Move(ops.shear_x), 0, 0.3, signed=True),
     Choice(Move(ops.shear_y), 0, 0.3, signed=True),
@@ -261,7 +263,9 @@ VIEWS: dict[str, Entry] = {
     "none": Entry((), "the image as it is"),
     "shift": Entry((Crop(pad=0.125),), "shifted by up to an eighth of its size, never mirrored: fit for digits"),
     "flip-shift": Entry((Crop(pad=0.125, flip=0.5),), "mirrored half the time, and shifted by up to an eighth"),
-    "rscfed": Entry((CROP,), "RSCFed, for both views: enlarged by 1.25 (32 to 40), cropped back, mirrored half the time"),
+    "rscfed": Entry(
+        (CROP,), "RSCFed, for both views: enlarged by 1.25 (32 to 40), cropped back, mirrored half the time"
+    ),
     "cbafed": Entry((CROP,), "CBAFed: as RSCFed"),
     "cbafed-fashion": Entry((Crop(scale=1.125, flip=0.5),), "CBAFed on Fashion-MNIST: enlarged by 1.125 (32 to 36)"),
     "isic": Entry((Crop(scale=240 / 224, flip=0.5),), "RSCFed and CBAFed on ISIC: enlarged from 224 to 240"),

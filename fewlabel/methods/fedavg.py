@@ -1,7 +1,7 @@
 """FedAvg (McMahan et al., AISTATS 2017) and FedProx (Li et al., MLSys 2020), supervised, among those who hold labels.
 
 In a federation where few have labels this is the floor of every table (`labels-only`), and with all labels its
-ceiling (`all-labels`). Where the server alone holds labels, it trains on them by itself.
+ceiling (`all-labels`). Where the server holds labels, it trains on them first, alone if no client has any.
 FedProx adds mu/2 |w - w_received|^2 to the loss; its weights in the average are equal, as in the FedMatch paper.
 
 What leaves a site: its weights after training. They can betray training images to a curious server; sums would do.
@@ -44,7 +44,7 @@ class FedAvg:
 
     def round(self, state: Model, fed: Federation) -> Model:
         if fed.server.labeled:
-            return next(fed.map(self.local_update, [state])) or state
+            state = next(fed.map(self.local_update, [state])) or state
         replies = fed.run(self.local_update, broadcast(fed.sample(among=fed.labeled), state))
         weighted = ((r.client.num_labeled if self.weights == "size" else 1, r.upload.model) for r in replies)
         return Model(tree.mean(weighted, default=state.model))

@@ -1,0 +1,115 @@
+"""A partition as a picture, to be looked at before anyone trains: a stacked bar of classes for each client."""
+
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from string import ascii_letters, digits
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from fewlabel.data.labels import Index, known
+from fewlabel.data.partition import Partition
+from fewlabel.errors import BadInput, StorageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIGNS = digits + ascii_letters  # one for each class, so that a bar can be read without colours
+COLORS = ("blue", "red", "green", "yellow", "magenta", "cyan")
+MOST_CLASSES = 20  # that a legend still has room for
+
+
+class Bar(NamedTuple):
+    """A place, all its images and, by class, those with labels and those without. Some may be of no known class."""
+
+    name: str
+    size: int
+    labeled: np.ndarray
+    unlabeled: np.ndarray
+
+    @property
+    def counts(self) -> np.ndarray:
+        both: np.ndarray = self.labeled + self.unlabeled
+        return both
+
+
+def bars(partition: Partition, labels: np.ndarray, classes: tuple[str, ...]) -> Iterator[Bar]:
+    def count(index: Index) -> np.ndarray:
+        return np.bincount(known(labels, index), minlength=len(classes))
+
+    for client in partition.clients:
+        share = partition.shares[client]
+        yield Bar(f"client {client}", len(share), count(share.labeled), count(share.unlabeled))
+    for name, index in (("server", partition.server), ("validation", partition.validation)):
+        if len(index):
+            yield Bar(name, len(index), count(index), count(index[:0]))
+
+
+def draw(partition: Partition, labels: np.ndarray, classes: tuple[str, ...], width: int = 48) -> Table:
+    """For the terminal: each place's classes as signs, the longest bar `width` of them, and how many have labels."""
+    found = list(bars(partition, labels, classes))
+    longest = max(bar.counts.sum() for bar in found)
+    styles = [(SIGNS[c % len(SIGNS)], f"black on {COLORS[c % len(COLORS)]}") for c in range(len(classes))]
+    legend = ", ".join(f"{sign} {name}" for (sign, _), name in zip(styles[:MOST_CLASSES], classes, strict=False))
+    more = f" and {len(classes) - MOST_CLASSES} more" if len(classes) > MOST_CLASSES else ""
+    table = Table(box=None, pad_edge=False, caption=Text(legend + more), caption_justify="left")
+    for column in ("", "images", "labeled"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    table.add_column("classes", no_wrap=True)
+    for bar in found:
+        lengths = whole(bar.counts * (width / longest))
+        signs = Text.assemble(*((sign * n, style) for (sign, style), n in zip(styles, lengths, strict=True) if n))
+        table.add_row(bar.name, f"{bar.size:,}", f"{bar.labeled.sum():,}", signs)
+    return table
+
+
+def whole(lengths: np.ndarray) -> list[int]:
+    """Whole numbers whose sum is that of the lengths, rounded: those that lose the most by being cut gain one."""
+    cut = np.floor(lengths)
+    most = np.argsort(cut - lengths, kind="stable")[: round(float(lengths.sum() - cut.sum()))]
+    cut[most] += 1
+    return [int(n) for n in cut]
+
+
+def plot(
+    partition: Partition, labels: np.ndarray, classes: tuple[str, ...], path: Path | str | None = None
+) -> "Figure":
+    """For a page: images with labels in full colour, those without pale. The path's ending says which format."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    found = list(bars(partition, labels, classes))
+    figure = Figure(figsize=(7.2, 1.4 + 0.28 * len(found)), layout="constrained")
+    axes, names = figure.subplots(), [bar.name for bar in found]
+    ends = np.zeros(len(found))
+    colors = colormaps["tab10" if len(classes) <= 10 else "tab20"].colors  # type: ignore[attr-defined]
+    for number, name in enumerate(classes):
+        for part, alpha in (("labeled", 1.0), ("unlabeled", 0.35)):
+            counts = np.array([getattr(bar, part)[number] for bar in found])
+            label = name if part == "labeled" and len(classes) <= MOST_CLASSES else None
+            axes.barh(names, counts, left=ends, color=colors[number % len(colors)], alpha=alpha, label=label)
+            ends += counts
+    axes.invert_yaxis()
+    axes.set_xlabel("images; pale: without label")
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(classes) <= MOST_CLASSES:
+        for text in figure.legend(loc="outside right upper", frameon=False).get_texts():
+            text.set_parse_math(False)  # a name may hold dollars
+    if path is not None:
+        save(figure, Path(path))
+    return figure
+
+
+def save(figure: "Figure", path: Path) -> None:
+    kinds = sorted(figure.canvas.get_supported_filetypes())
+    if (kind := path.suffix.lstrip(".").lower()) not in kinds:
+        raise BadInput(f"a plot cannot be saved as '{path.name}'; its ending must be one of {', '.join(kinds)}")
+    image = BytesIO()
+    figure.savefig(image, format=kind, dpi=150)
+    try:
+        path.write_bytes(image.getvalue())
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from None

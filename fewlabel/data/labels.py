@@ -1,0 +1,85 @@
+"""Where the labels are: which clients have them, which images validate at the server, and which labels are wrong."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fewlabel.errors import BadInput
+from fewlabel.rng import Rng
+
+if TYPE_CHECKING:
+    from fewlabel.experiment import Labels
+
+Index = np.ndarray  # int64, into the training split
+
+
+def choose(y: np.ndarray, parts: Sequence[Index], labels: "Labels", rng: Rng) -> tuple[list[int], list[int]]:
+    """The clients that are fully labeled where some are, and the others of the federation.
+
+    Parts without images are of nobody. Wherever the labels are, the clients are the same, so that rows of a table are.
+    """
+    there = [client for client, part in enumerate(parts) if len(part)]
+    order = there
+    if labels.which == "rule":
+        order = by_rule(y, parts)
+    elif labels.which == "seed":
+        order = [there[i] for i in rng.numpy.permutation(len(there))]
+    chosen = order[: labels.full] if labels.ids is None else [client for client in labels.ids if client in there]
+    rest = [client for client in (order if labels.which == "seed" else there) if client not in chosen]
+    others = rest[: labels.unlabeled_clients]
+    asked = labels.full if "some-clients" in labels.at else 0
+    if not there or len(chosen) < asked or len(others) < (labels.unlabeled_clients or 0):
+        holders = ", ".join(map(str, there)) or "nobody"
+        raise BadInput(f"labels.clients, ids or unlabeled_clients ask for more than those who hold images: {holders}")
+    return chosen, others
+
+
+def by_rule(y: np.ndarray, parts: Sequence[Index]) -> list[int]:
+    """Clients as RSCFed's authors choose the labeled one: it holds all classes, its size nearest to the mean share.
+
+    Where none, or too few, hold all classes, those with the most of them come next.
+    """
+    sizes = {client: len(part) for client, part in enumerate(parts) if len(part)}
+    mean = sum(sizes.values()) / max(1, len(sizes))
+    held = {client: len(np.unique(known(y, parts[client]))) for client in sizes}
+    return sorted(sizes, key=lambda client: (-held[client], abs(sizes[client] - mean), client))
+
+
+def known(y: np.ndarray, among: Index) -> np.ndarray:
+    """The labels of these images, without those that nobody knows, which are below 0."""
+    found: np.ndarray = y[among]
+    return found[found >= 0]
+
+
+def per_class(y: np.ndarray, among: Index, count: int, rng: Rng) -> Index:
+    """At most `count` images of each class that is there."""
+    chosen = [rng.numpy.permutation(among[y[among] == label])[:count] for label in np.unique(known(y, among))]
+    return np.sort(np.concatenate([among[:0], *chosen]))
+
+
+def some(y: np.ndarray, among: Index, labels: "Labels", rng: Rng) -> Index:
+    """A client's labeled images where every client has some: so many of each class, or a fraction of all."""
+    if labels.per_class is not None:
+        return per_class(y, among, labels.per_class, rng)
+    count = max(min(2, len(among)), round(labels.fraction * len(among)))  # BatchNorm needs two
+    return np.sort(rng.numpy.choice(among, count, replace=False))
+
+
+def validation(y: np.ndarray, sites: Sequence[Index], share: float, rng: Rng) -> Index:
+    """A share of all sites' labeled images, of each class as many as it has part in them; every site keeps two."""
+    labeled = sum(map(len, sites))
+    spare = np.concatenate([rng.numpy.permutation(site)[2:] for site in sites])
+    spare = spare[np.argsort(y[spare], kind="stable")]
+    count = min(round(share * labeled), len(spare))
+    if not count:
+        raise BadInput(f"labels.validation = {share} of {labeled} labeled images is none of them; raise it")
+    return np.sort(spare[((np.arange(count) + 0.5) * len(spare) / count).astype(int)])  # evenly spaced over the classes
+
+
+def wrong(y: np.ndarray, labeled: Index, classes: int, share: float, rng: Rng) -> np.ndarray:
+    """A share of the labeled images and, below them, for each another class than its own, any with the same chance."""
+    images = np.sort(rng.numpy.choice(labeled, round(share * len(labeled)), replace=False))
+    if len(images) and classes < 2:
+        raise BadInput(f"labels.noise = {share} needs another class than the one there is; set labels.noise = 0")
+    return np.stack([images, (y[images] + rng.numpy.integers(1, max(2, classes), len(images))) % classes])

@@ -1,0 +1,173 @@
+"""One image file, whatever it was written by, as eight bits of grey or colour: no two hospitals write the same."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fewlabel.errors import BadInput
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".webp")
+DICOM = (".dcm", ".dicom")
+GREY = ("1", "L", "LA", "La")
+WIDE = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")  # Pillow's modes of more than eight bits
+
+EMPTY = "it is empty"
+
+
+class Unreadable(Exception):
+    """A file that is no image, in a few words that follow its name."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What must be known of all files before the first of them is read."""
+
+    colour: bool
+    values: tuple[float, float] | None = None  # the least and the greatest, where there are more than eight bits
+    patient: str = ""
+
+
+@contextmanager
+def opening(path: Path) -> Iterator[None]:
+    try:
+        if not path.stat().st_size:
+            raise Unreadable(EMPTY)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd metadata; what matters is raised
+            yield
+    except (Unreadable, BadInput):
+        raise
+    except FileNotFoundError:
+        raise Unreadable("there is no such file") from None
+    except Exception as error:  # what a decoder makes of broken bytes is not ours to list
+        unknown = type(error).__name__ == "UnidentifiedImageError"
+        reason = "it is not an image of a known format" if unknown else getattr(error, "strerror", None) or str(error)
+        raise Unreadable(" ".join(reason.split()) or type(error).__name__) from None
+
+
+def is_dicom(path: Path) -> bool:
+    """By its ending, or where it has none, as scanners like to leave it, by the word that all of them hold."""
+    if path.suffix and not path.suffix[1:].isdigit():  # 1.2.840.113619 has no ending either
+        return path.suffix.lower() in DICOM
+    try:
+        with path.open("rb") as file:
+            return file.read(132)[128:] == b"DICM"
+    except OSError:
+        return False
+
+
+def header(path: Path) -> Header:
+    """What the file says of itself; where there are more than eight bits, its values are read too."""
+    from PIL import Image
+
+    with opening(path):
+        if is_dicom(path):
+            about = pydicom().dcmread(path, stop_before_pixels=True)
+            coloured = int(about.get("SamplesPerPixel", 1)) > 1 or about.get("PhotometricInterpretation") == PALETTE
+            return Header(coloured, patient=str(about.get("PatientID", "") or ""))
+        with Image.open(path) as image:
+            if image.mode in WIDE:
+                values = np.nan_to_num(np.asarray(image))
+                return Header(False, (float(values.min()), float(values.max())))
+            return Header(is_colour(image))
+
+
+def is_colour(image: "Image") -> bool:
+    if image.mode == "P":  # which may hold greys alone
+        red, green, blue = np.array(image.getpalette("RGB") or [0, 0, 0]).reshape(-1, 3).T
+        return bool((red != green).any() or (green != blue).any())
+    return image.mode not in (*GREY, *WIDE)
+
+
+def span(headers: list[Header]) -> tuple[float, float]:
+    """The values that become 0 and 255: one scale for all images, which keeps a dark one dark beside a bright one.
+
+    Whole numbers take as many bits as the greatest needs, for twelve bits of sixteen are what most detectors give.
+    """
+    given = [header.values for header in headers if header.values]
+    low, high = min([0.0, *(low for low, _ in given)]), max([1.0, *(high for _, high in given)])
+    whole = all(float(value).is_integer() for values in given for value in values)
+    return low, float(2 ** max(8, int(high).bit_length()) - 1) if whole and high > 1 else high
+
+
+def read(path: Path, colour: bool, values: tuple[float, float] = (0, 65535), size: int | None = None) -> np.ndarray:
+    """The image as uint8 [C, H, W], upright, over black where it is transparent, squeezed into a square if asked."""
+    from PIL import Image, ImageOps
+
+    # Given a path, Pillow 13 maps an uncompressed TIFF that is to be turned with width and height exchanged.
+    with opening(path), path.open("rb") as file:
+        if is_dicom(path):
+            image = Image.fromarray(dicom(path))
+        else:
+            Image.open(file).verify()  # of a PNG the checksums, which decoding leaves unread
+            file.seek(0)
+            image = Image.open(file)
+            if size:
+                image.draft(None, (2 * size, 2 * size))  # JPEG can leave out what a smaller image does not need
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode in WIDE:
+            upright = Image.fromarray(eight_bits(np.asarray(upright), *values))
+        if upright.has_transparency_data:
+            seen = upright.convert("RGBA")
+            upright = Image.alpha_composite(Image.new("RGBA", seen.size, (0, 0, 0, 255)), seen)
+        flat = upright.convert("RGB" if colour else "L")
+        if size and flat.size != (size, size):
+            flat = flat.resize((size, size), Image.Resampling.BILINEAR)
+        pixels = np.asarray(flat)
+        return pixels.transpose(2, 0, 1) if colour else pixels[None]
+
+
+def eight_bits(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    scaled = (np.nan_to_num(values.astype(np.float32)) - low) * (255 / max(high - low, 1e-12))
+    grey: np.ndarray = np.rint(scaled.clip(0, 255)).astype(np.uint8)
+    return grey
+
+
+# DICOM
+
+PALETTE = "PALETTE COLOR"
+
+
+def pydicom() -> Any:
+    try:
+        import pydicom
+    except ImportError:
+        raise BadInput("DICOM files are read by pydicom, which is not here: pip install 'fewlabel[dicom]'") from None
+    return pydicom
+
+
+def dicom(path: Path) -> np.ndarray:
+    """Pixels as a viewer shows them at first: rescaled, in the file's own window or else from least to greatest."""
+    about, decoders = pydicom().dcmread(path), import_module("pydicom.pixels")
+    frames, kind = int(about.get("NumberOfFrames", 1) or 1), about.get("PhotometricInterpretation", "")
+    if frames > 1:
+        raise Unreadable(f"it has {frames} frames, and an image has one")
+    pixels: np.ndarray = decoders.pixel_array(about)
+    if kind == PALETTE:
+        pixels = decoders.apply_color_lut(pixels, about)
+    if pixels.ndim == 3:
+        bits = 8 * pixels.itemsize if kind == PALETTE else int(about.BitsStored)
+        return pixels if pixels.dtype == np.uint8 else eight_bits(pixels, 0, 2**bits - 1)
+    values = pixels * float(about.get("RescaleSlope", 1) or 1) + float(about.get("RescaleIntercept", 0) or 0)
+    centre, width = first(about.get("WindowCenter")), first(about.get("WindowWidth"))
+    low, high = float(values.min()), float(values.max())
+    if centre is not None and width is not None and width > 1:  # PS3.3, C.11.2.1.2.1
+        low, high = centre - 0.5 - (width - 1) / 2, centre - 0.5 + (width - 1) / 2
+    grey = eight_bits(values, low, high)
+    return 255 - grey if kind == "MONOCHROME1" else grey
+
+
+def first(value: Any) -> float | None:
+    """A file may offer several windows."""
+    if value is None or value == "":
+        return None
+    return float(value if isinstance(value, str | int | float) else next(iter(value)))

@@ -1,0 +1,66 @@
+"""What a reader of a data set gives: its classes and, for each split, labels and images that come a few at a time."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fewlabel.errors import BadInput
+
+CHUNK = 1 << 19  # bytes of pixels at a time: small beside any data set, large beside a call
+
+
+@dataclass(frozen=True)
+class Part:
+    """Images that belong together, read in their order and never all at once, because they may not fit."""
+
+    labels: np.ndarray  # [N]
+    read: Callable[[int], Iterator[np.ndarray]]  # wanted size -> uint8 [n, C, H, W], of that size or any other
+    groups: np.ndarray | None = None  # [N]: images of one lesion or patient, which no split may part
+    clients: np.ndarray | None = None  # [N]: who holds each image, where the data say so
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A data set as its reader gives it: of each split images uint8 [N, C, H, W] and labels [N], or a Part.
+
+    There are train and test, and validation where one is published. A set that was published without such splits
+    has one Part, named `all`.
+    """
+
+    classes: tuple[str, ...]
+    splits: "dict[str, tuple[np.ndarray, np.ndarray]] | dict[str, Part]"
+
+    def __post_init__(self) -> None:
+        if self.splits.keys() != {"all"} and not (
+            {"train", "test"} <= self.splits.keys() <= {"train", "validation", "test"}
+        ):
+            raise BadInput(f"a data set has train, test and perhaps validation, found {', '.join(self.splits)}")
+        for split, given in self.splits.items():
+            labels = given.labels if isinstance(given, Part) else given[1]
+            if not isinstance(given, Part):
+                check(split, given[0], labels)
+            if not len(labels):
+                raise BadInput(f"there are no {split} images")
+            if not np.isin(labels, np.arange(-1, len(self.classes))).all():  # -1: nobody knows
+                raise BadInput(f"the {split} labels must be from 0 to {len(self.classes) - 1}, one for each class")
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        return {split: given if isinstance(given, Part) else whole(*given) for split, given in self.splits.items()}
+
+
+def check(split: str, images: np.ndarray, labels: np.ndarray) -> None:
+    if images.dtype != np.uint8 or images.ndim != 4 or labels.shape != images.shape[:1] or not len(labels):
+        raise BadInput(
+            f"the {split} images must be uint8 [N, C, H, W] with N labels, "
+            f"found {images.dtype} {list(images.shape)} with labels {list(labels.shape)}"
+        )
+
+
+def whole(images: np.ndarray, labels: np.ndarray) -> Part:
+    """Images that are in memory already."""
+    return Part(labels, lambda _: (some for some in np.array_split(images, images.nbytes // CHUNK + 1) if len(some)))

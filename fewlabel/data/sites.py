@@ -1,0 +1,87 @@
+"""Each client's share as files of its own, with the labels that it has and no trace of the others."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fewlabel.data.own import CLASSES, UNLABELED, folders
+from fewlabel.errors import BadInput, StorageError
+from fewlabel.rng import Rng
+
+if TYPE_CHECKING:
+    from fewlabel.data.datasets import Dataset
+    from fewlabel.data.partition import Partition
+
+
+@dataclass(frozen=True)
+class Written:
+    """A site as it was written."""
+
+    path: Path
+    labeled: int
+    unlabeled: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": str(self.path), "labeled": self.labeled, "unlabeled": self.unlabeled}
+
+
+def write(dataset: "Dataset", partition: "Partition", to: Path, kind: str, seed: int) -> list[Written]:
+    """A folder or an npz for each client, the server, the validation and the test set."""
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        if any(to.iterdir()):
+            raise BadInput(f"{to} is not empty; choose another directory by --to")
+        written = []
+        for name, pixels, labels in sites(dataset, partition):
+            # In the data set's order, which is often by class, the names of files would tell what is in them.
+            order = Rng(seed, "write", name).numpy.permutation(len(labels))
+            path = to / (f"{name}.npz" if kind == "npz" else name)
+            (write_npz if kind == "npz" else write_folder)(path, pixels[order], labels[order], dataset.classes)
+            written.append(Written(path, int((labels >= 0).sum()), int((labels < 0).sum())))
+        return written
+    except OSError as error:
+        raise StorageError(f"{to} cannot be written: {error.strerror or error}") from None
+
+
+def sites(dataset: "Dataset", partition: "Partition") -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """For each site its pixels and labels as it knows them: -1 where it does not, and wrong where there is noise."""
+    train = dataset.splits["train"]
+    pixels, told = train.images.pixels.numpy(), train.labels.numpy().copy()
+    told[partition.noise[0]] = partition.noise[1]
+    for client in partition.clients:
+        share = partition.shares[client]
+        yield (
+            f"client-{client}",
+            pixels[share.images],
+            np.append(told[share.labeled], np.full(len(share.unlabeled), -1)),
+        )
+    for name, index in (("server", partition.server), ("validation", partition.validation)):
+        if len(index):
+            yield name, pixels[index], told[index]
+    for name, split in dataset.splits.items():
+        if name != "train":
+            yield name, split.images.pixels.numpy(), split.labels.numpy()
+
+
+def write_folder(path: Path, pixels: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> None:
+    """PNG files by class; the classes are named beside them, for a site may not have all."""
+    from PIL import Image
+
+    names = [*folders(classes).values(), UNLABELED[0]]  # of which -1 is the last
+    path.mkdir()
+    (path / CLASSES).write_text("".join(f"{name}\n" for name in classes), "utf-8")
+    for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
+        (path / names[label]).mkdir(exist_ok=True)
+        flat = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+        Image.fromarray(np.ascontiguousarray(flat)).save(path / names[label] / f"{number:06d}.png", compress_level=1)
+
+
+def write_npz(path: Path, pixels: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> None:
+    """MedMNIST's keys, the names of the classes, and -1 for labels that the site does not have."""
+    split = path.stem if path.stem == "test" else "val" if path.stem == "validation" else "train"
+    flat = pixels[:, 0] if pixels.shape[1] == 1 else pixels.transpose(0, 2, 3, 1)
+    arrays = {f"{split}_images": np.ascontiguousarray(flat), f"{split}_labels": labels, "classes": np.array(classes)}
+    np.savez_compressed(path, allow_pickle=False, **arrays)

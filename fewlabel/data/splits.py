@@ -1,0 +1,60 @@
+"""Which image is for training, which for validation and which for the test."""
+
+import numpy as np
+
+from fewlabel.data.raw import Part
+from fewlabel.errors import BadInput
+from fewlabel.rng import Rng
+
+SIDES = ("train", "validation", "test")
+
+# Of all images, in per cent. FedMatch's are 63,000/3,500/3,500 of Fashion-MNIST and 54,000/3,000/3,000 of CIFAR-10.
+SPLITS: dict[str, tuple[int, int, int]] = {"80-20": (80, 0, 20), "70-10-20": (70, 10, 20), "fedmatch": (90, 5, 5)}
+
+
+def sides(parts: dict[str, Part], split: str, seed: int) -> dict[str, np.ndarray]:
+    """For each image of each part the name of its side.
+
+    `published` leaves images where they are; of a set published without a test split it is 70-10-20. Every other split
+    is drawn from all images together by a stream of its own, so that no other setting changes it.
+    """
+    if split == "published" and "all" not in parts:
+        return {name: np.full(len(part), name) for name, part in parts.items()}
+    split = "70-10-20" if split == "published" else split
+    if split not in SPLITS:
+        raise BadInput(f"there is no split '{split}'; there are published, {', '.join(SPLITS)}")
+    label = np.concatenate([part.labels for part in parts.values()])
+    drawn = unlabeled_aside(groups(parts), label >= 0, SPLITS[split], Rng("split", split, seed))
+    ends = np.cumsum([len(part) for part in parts.values()])
+    return dict(zip(parts, np.split(drawn, ends[:-1]), strict=True))
+
+
+def groups(parts: dict[str, Part]) -> np.ndarray:
+    """Numbers that are equal for images of one group; without groups each image is one of its own."""
+    given = [part.groups for part in parts.values() if part.groups is not None]
+    if len(given) < len(parts):
+        return np.arange(sum(map(len, parts.values())))
+    number: np.ndarray = np.unique(np.concatenate(given), return_inverse=True)[1]
+    return number
+
+
+def unlabeled_aside(group: np.ndarray, known: np.ndarray, percent: tuple[int, int, int], rng: Rng) -> np.ndarray:
+    """Sides drawn for images with labels. The others can only be trained on, or if of a group elsewhere not at all."""
+    if known.all():
+        return draw(group, percent, rng)
+    side = np.full(len(group), SIDES[0], dtype="<U10")
+    side[known] = draw(np.unique(group[known], return_inverse=True)[1], percent, rng)
+    elsewhere = group[known & (side != SIDES[0])]
+    side[~known & np.isin(group, elsewhere)] = ""
+    return side
+
+
+def draw(group: np.ndarray, percent: tuple[int, int, int], rng: Rng) -> np.ndarray:
+    """Groups in random order fill one side after the other; one at a border goes where its first image falls."""
+    sizes = np.bincount(group)
+    order = rng.numpy.permutation(len(sizes))
+    first = np.empty_like(sizes)
+    first[order] = np.cumsum(sizes[order]) - sizes[order]
+    borders = [len(group) * share // 100 for share in np.cumsum(percent[:2]).tolist()]
+    side: np.ndarray = np.array(SIDES)[np.searchsorted(borders, first, side="right")[group]]
+    return side

@@ -1,0 +1,379 @@
+"""The commands `fewlabel data ...`: what they find, draw and write, and that no label is written which nobody has."""
+
+import json
+import tracemalloc
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fewlabel.data import datasets, own, partition
+from fewlabel.data.splits import sides
+from fewlabel.experiment import read
+from fewlabel.worker import dataset_of
+from tests import test_cli
+from tests.test_cli import QUICK, Command
+from tests.test_own_data import grey, save, spoil, write_csv
+
+fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
+COMMANDS = ["check", "info", "get", "partition", "split"]
+MODES = ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"]
+SUFFIX = {"CMYK": "jpg", "I;16": "tif", "RGB": "jpg"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_has_examples_and_fits_the_screen(name: str, fewlabel: Command) -> None:
+    found = fewlabel("data", name, "--help")
+    assert found.code == 0
+    assert f"  fewlabel data {name} " in found.out
+    assert "--format" in found.out
+    assert max(map(len, found.out.splitlines())) <= 80
+
+
+def test_the_commands_are_listed(fewlabel: Command) -> None:
+    assert [name for name in COMMANDS if f" {name} " not in fewlabel("data").out] == []
+    assert fewlabel("data", "chek").err == "fewlabel: No such command 'chek'. Did you mean 'check'?\n"
+
+
+# A folder as hospitals hand it over
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2,000 images of many sizes and modes, of which 10 are corrupted, 5 empty, and 3 copies of others."""
+    folder, draw = tmp_path_factory.mktemp("mixed"), np.random.Generator(np.random.PCG64(0))
+    for number in range(1997):
+        mode, label = MODES[number % len(MODES)], "abc"[number % 3] if number % 10 else "unlabeled"
+        width, height = 8 + number % 7, 8 + number % 11
+        noise = draw.integers(0, 256, (height, width, 3), np.uint8)
+        image = Image.fromarray(noise).convert("L" if mode == "I;16" else mode)
+        if mode == "I;16":
+            image = Image.fromarray(np.asarray(image).astype(np.uint16) * 16)
+        save(folder / label / f"{number % 4}" / f"{number:04d}.{SUFFIX.get(mode, 'png')}", image)
+    files = sorted(folder.rglob("*.*"))
+    for number, file in enumerate(files[100:1100:100]):
+        spoil(file, ("cut", "overwritten", "text")[number % 3])
+    for file in files[50:550:100]:
+        file.write_bytes(b"")
+    for number, file in enumerate(files[1:4]):
+        (file.parent / f"copy{number}{file.suffix}").write_bytes(file.read_bytes())
+    return folder
+
+
+def names(folder: Path, files: list[Path]) -> set[str]:
+    return {str(file.relative_to(folder)) for file in files}
+
+
+def test_every_corrupted_empty_and_duplicated_file_is_named(mixed: Path, fewlabel: Command) -> None:
+    files = sorted(file for file in mixed.rglob("*.*") if not file.name.startswith("copy"))
+    broken, empty = names(mixed, files[100:1100:100]), names(mixed, files[50:550:100])
+    found = fewlabel("data", "check", mixed, "--format", "json")
+    told = json.loads(found.out)
+    assert found.code == 2
+    assert found.err == (
+        "fewlabel: this would spoil a run: 15 files cannot be read (data.unreadable = 'skip' leaves them out)\n"
+    )
+    assert told["unreadable"].keys() == broken
+    assert all(told["unreadable"].values())
+    assert set(told["empty"]) == empty
+    assert len(told["duplicates"]) == 3
+    assert {name for same in told["duplicates"] for name in same if "copy" in name} == names(
+        mixed, list(mixed.rglob("copy*"))
+    )
+    assert told["images"] == 2000 - 15
+    assert told["unlabeled"] == told["splits"]["all"]["unlabeled"]
+    text = fewlabel("data", "check", mixed, "--skip-unreadable")
+    assert text.code == 0
+    assert [name for name in (*broken, *empty) if name not in text.out] == []
+    assert text.out.count(" = ") == 3
+    assert "1,985 images, colour" in text.out
+
+
+def test_a_run_on_the_rest_works(mixed: Path, fewlabel: Command, tmp_path: Path) -> None:
+    argv = ["run", *QUICK, "--data", "folder", "--set", f"data.path={mixed}", "--set", "rounds=1", "--workers", "1"]
+    found = fewlabel(*argv)
+    assert found.code == 2
+    assert "data.unreadable = 'skip'" in found.err
+    found = fewlabel(*argv, "--set", "data.unreadable=skip", "--out", "run", "--format", "json")
+    assert found.code == 0
+    dealt = json.loads((tmp_path / "run" / "partition.json").read_text())
+    dataset = dataset_of(
+        read({}, ["data.name=folder", f"data.path={mixed}", "data.unreadable=skip", "data.image_size=16"])
+    )
+    labels = dataset.splits["train"].labels
+    unlabeled = {int(i) for i in (labels < 0).nonzero()}
+    assert len(unlabeled) > 190  # every tenth of 1,985
+    assert unlabeled <= {i for client in dealt["clients"] for i in client["unlabeled"]}
+    assert [len(unlabeled & set(client["unlabeled"])) for client in dealt["clients"]] == pytest.approx(
+        [len(unlabeled) / 5] * 5, abs=1
+    )  # to everybody alike
+    assert (dataset.splits["test"].labels >= 0).all()
+
+
+def test_reading_takes_less_memory_than_the_images(mixed: Path) -> None:
+    found = own.find("folder", mixed)
+    some = replace(found, items=found.items[:400])
+    part = own.parts(some, skip=True)["all"]
+    tracemalloc.start()
+    try:
+        decoded = sum(some.nbytes for some in part.read(128))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert decoded == len(part) * 3 * 128 * 128
+    assert peak < decoded / 2
+
+
+# Splits and columns
+
+
+def hospital(folder: Path) -> Path:
+    """A table of 240 images of 60 patients at three sites; a fifth has no label."""
+    rows = []
+    for number in range(240):
+        grey(folder / f"{number}.png", number)
+        label = "" if number % 5 == 0 else "ab"[number % 2]
+        rows.append(f"{number}.png,{label},{'xyz'[number // 4 % 3]},p{number // 4}")
+    return write_csv(folder / "table.csv", "image,label,hospital,patient", rows)
+
+
+def test_no_patient_is_on_two_sides_and_what_has_no_label_is_trained_on(tmp_path: Path) -> None:
+    """48 of 240 have no label; those of patients who are tested on are left out."""
+    found = own.find("csv", hospital(tmp_path))
+    parts = own.parts(found)
+    side = sides(parts, "published", 0)["all"]
+    patients = {
+        name: {item.patient for item, s in zip(found.items, side, strict=True) if s == name} for name in set(side)
+    }
+    assert patients["train"].isdisjoint(patients["test"] | patients["validation"])
+    assert patients["test"].isdisjoint(patients["validation"])
+    unlabeled = Counter(side[parts["all"].labels < 0])
+    assert unlabeled.keys() == {"train", ""}
+    assert patients[""] <= patients["test"] | patients["validation"]
+    assert Counter(side[parts["all"].labels >= 0])["test"] == pytest.approx(0.2 * 192, abs=4)
+    assert np.array_equal(side, sides(parts, "published", 0)["all"])
+    assert not np.array_equal(side, sides(parts, "published", 1)["all"])
+
+
+def test_copies_of_an_image_stay_on_one_side(tmp_path: Path) -> None:
+    for number in range(120):
+        grey(tmp_path / "ab"[number % 2] / f"{number}.png", number // 4 * 2 + number % 2)  # each twice
+    found = own.find("folder", tmp_path)
+    side = sides(own.parts(found), "published", 0)["all"]
+    where: dict[str, set[str]] = {}
+    for item, which in zip(found.items, side, strict=True):
+        where.setdefault(own.content(item.file), set()).add(which)
+    assert len(where) == 60
+    assert {len(splits) for splits in where.values()} == {1}
+
+
+def test_a_column_of_clients_deals_out_the_images(tmp_path: Path, fewlabel: Command) -> None:
+    settings = ["data.name=csv", f"data.path={hospital(tmp_path)}", "clients.partition=by-column", "clients.count=3"]
+    argv = [word for setting in settings for word in ("--set", setting)]
+    experiment = read({}, [*settings, "data.image_size=16"])
+    dataset = dataset_of(experiment)
+    assert dataset.splits["train"].clients is not None
+    shares = partition.of(dataset, experiment).shares
+    held = [set(dataset.splits["train"].clients[share.images]) for share in shares]
+    assert held == [{"x"}, {"y"}, {"z"}]
+    found = fewlabel("data", "partition", *argv, "--format", "json")
+    told = json.loads(found.out)
+    assert [row["images"] for row in told["shares"]] == [len(share) for share in shares]
+    assert fewlabel("run", *QUICK, *argv, "--set", "rounds=1", "--workers", "1").code == 0
+
+
+def test_changed_images_are_decoded_anew(tmp_path: Path) -> None:
+    path = hospital(tmp_path)
+    experiment = read({}, ["data.name=csv", f"data.path={path}", "data.image_size=16"])
+    first = dataset_of(experiment).digest
+    assert dataset_of(experiment).digest == first
+    grey(tmp_path / "7.png", 200)
+    second = dataset_of(experiment).digest
+    assert second != first
+    path.write_text(path.read_text().replace("7.png,b,", "7.png,a,"))
+    assert dataset_of(experiment).digest not in (first, second)
+
+
+def test_a_folder_that_is_there_already_split_and_an_npz_run(tmp_path: Path, fewlabel: Command) -> None:
+    draw = np.random.Generator(np.random.PCG64(0))
+    arrays = {}
+    for split, count in (("train", 80), ("test", 20)):
+        arrays[f"{split}_images"] = images = draw.integers(0, 256, (count, 12, 12), np.uint8)
+        arrays[f"{split}_labels"] = labels = np.arange(count)[:, None] % 2
+        for number in range(count):
+            save(tmp_path / "f" / split / str(labels[number, 0]) / f"{number:02d}.png", Image.fromarray(images[number]))
+    np.savez(tmp_path / "a.npz", **arrays)
+    digests = []
+    for kind, path in (("folder", "f"), ("npz", "a.npz")):
+        found = fewlabel("data", "info", kind, "--set", f"data.path={path}", "--format", "json")
+        told = json.loads(found.out)
+        digests.append(told["digest"])
+        assert told["splits"]["train"] == {"images": 80, "classes": [40, 40], "unlabeled": 0}
+        assert told["files"] == [path]
+        argv = ["--data", kind, "--set", f"data.path={path}", "--set", "rounds=1", "--workers", "1"]
+        assert fewlabel("run", *QUICK, *argv).code == 0
+    assert fewlabel("data", "check", "a.npz").code == 0
+
+
+# Published sets
+
+
+def test_info_counts_each_split_and_class(fewlabel: Command) -> None:
+    found = fewlabel("data", "info", "digits", "--format", "json")
+    told = json.loads(found.out)
+    assert {split: some["images"] for split, some in told["splits"].items()} == {
+        "train": 1197,
+        "validation": 300,
+        "test": 300,
+    }
+    assert (told["channels"], told["image_size"], told["files"]) == (1, 32, [])
+    lines = fewlabel("data", "info", "digits").out.splitlines()
+    assert lines[-1].split() == ["all", "1,197", "300", "300"]
+
+
+def test_what_is_missing_is_told(fewlabel: Command) -> None:
+    found = fewlabel("data", "info", "pathmnist")
+    assert found.code == 2
+    assert "put pathmnist.npz into" in found.err
+    assert found.err.count("\n") == 1
+
+
+def test_get_downloads_what_is_not_here(
+    fewlabel: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "set.npz").write_bytes(b"content")
+    (tmp_path / "home").mkdir()
+    form = datasets.Form((datasets.files.File("set.npz", (tmp_path / "source" / "set.npz").as_uri()),), print)
+    monkeypatch.setitem(datasets.DATASETS, "some", datasets.Source((form,), "something"))
+    found = fewlabel("data", "get", "some", "--data-dir", "home", "--format", "json")
+    assert json.loads(found.out) == {"name": "some", "files": ["home/some/set.npz"]}
+    assert (tmp_path / "home" / "some" / "set.npz").read_bytes() == b"content"
+    (tmp_path / "source" / "set.npz").unlink()
+    assert fewlabel("data", "get", "some", "--data-dir", "home") == (0, "home/some/set.npz\n", "")
+    assert "nothing to download" in fewlabel("data", "get", "digits").out
+
+
+# Partitions
+
+
+def test_a_partition_is_drawn_before_anyone_trains(fewlabel: Command, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text("[clients]\ncount = 4\n")
+    found = fewlabel("data", "partition", "my.toml", "--set", "clients.partition=iid", "--png", "p.png")
+    assert found.code == 0
+    assert [line.split()[:3] for line in found.out.splitlines()[1:5]] == [
+        ["client", "0", "300"],
+        ["client", "1", "299"],
+        ["client", "2", "299"],
+        ["client", "3", "299"],
+    ]
+    assert Image.open(tmp_path / "p.png").format == "PNG"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my.toml", "p.png"]
+
+
+# Sites
+
+SITES = ["--set", "clients.count=4", "--set", "data.image_size=8", "--set", "labels.clients=2"]
+
+
+def rows(pixels: np.ndarray, labels: np.ndarray) -> list[tuple[bytes, int]]:
+    return sorted((image.tobytes(), int(label)) for image, label in zip(pixels, labels, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["folder", "npz"])
+def test_a_site_reads_back_its_own_pixels_and_labels_and_no_others(
+    kind: str,
+    fewlabel: Command,
+    tmp_path: Path,
+) -> None:
+    found = fewlabel("data", "split", "digits", *SITES, "--to", "sites", "--as", kind, "--format", "json")
+    written = json.loads(found.out)
+    assert [Path(site["path"]).stem for site in written] == [*(f"client-{n}" for n in range(4)), "validation", "test"]
+    experiment = read({}, SITES[1::2])
+    dataset = dataset_of(experiment)
+    train = dataset.splits["train"]
+    for site, share in zip(written, partition.of(dataset, experiment).shares, strict=False):
+        listed = own.find(kind, site["path"])
+        (part,) = own.parts(listed).values()
+        labels = np.append(train.labels[share.labeled], [-1] * len(share.unlabeled))
+        assert listed.classes == dataset.classes
+        assert rows(np.concatenate(list(part.read(8))), part.labels) == rows(
+            train.images.pixels[share.images].numpy(), labels
+        )
+        assert (site["labeled"], site["unlabeled"]) == (len(share.labeled), len(share.unlabeled))
+    assert [site["labeled"] == 0 for site in written[:4]] == [False, False, True, True]
+
+
+def test_nothing_that_is_written_for_an_unlabeled_client_tells_a_label(
+    fewlabel: Command,
+    tmp_path: Path,
+) -> None:
+    """A set in the order of its classes: neither names nor the order of files may tell where one ends."""
+    for label in "ab":
+        for number in range(100):
+            grey(tmp_path / "mine" / label / f"{label}{number}.png", number + 100 * (label == "b"))
+    argv = ["--set", "data.path=mine", "--set", "clients.count=2", "--set", "data.image_size=4"]
+    argv += ["--set", "clients.partition=iid"]
+    for kind in ("folder", "npz"):
+        assert fewlabel("data", "split", "folder", *argv, "--to", kind, "--as", kind).code == 0
+    site = tmp_path / "folder" / "client-1"
+    assert sorted(path.name for path in site.iterdir()) == ["classes.txt", "unlabeled"]
+    assert (site / "classes.txt").read_text() == "a\nb\n"
+    seen = [np.asarray(Image.open(path))[0, 0] >= 100 for path in sorted(site.glob("unlabeled/*.png"))]
+    with np.load(tmp_path / "npz" / "client-1.npz") as arrays:
+        assert set(arrays["train_labels"].tolist()) == {-1}
+        orders = [seen, (arrays["train_images"][:, 0, 0] >= 100).tolist()]
+    for order in orders:
+        changes = sum(a != b for a, b in pairwise(order))
+        assert changes > len(order) / 5  # about half of all neighbours differ; in order of class a single pair would
+
+
+def test_the_servers_share_is_written_and_names_with_slashes_are_possible(
+    fewlabel: Command,
+    tmp_path: Path,
+) -> None:
+    for number in range(60):
+        grey(tmp_path / "mine" / f"{number}.png", number)
+    write_csv(tmp_path / "mine" / "t.csv", "image,label", [f"{n}.png,{'x/y' if n % 2 else 'test'}" for n in range(60)])
+    argv = ["--set", "data.path=mine/t.csv", "--set", "clients.count=2", "--set", "labels.at=server"]
+    argv += ["--set", "labels.per_class=3", "--set", "data.image_size=4", "--set", "labels.validation=0.2"]
+    assert fewlabel("data", "split", "csv", *argv, "--to", "out").code == 0
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "client-0",
+        "client-1",
+        "server",
+        "test",
+        "validation",
+    ]
+    found = own.find("folder", tmp_path / "out" / "server")
+    assert found.classes == ("test", "x/y")
+    assert Counter(item.label for item in found.items) == {"test": 3, "x/y": 3}
+
+
+def test_mistakes_are_one_sentence(fewlabel: Command, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    (tmp_path / "no" / "a").mkdir(parents=True)
+    for argv, said in [
+        (["split", "digits"], "data split needs --to"),
+        (["split", "digits", "--to", "full"], "full is not empty"),
+        (["split", "digitz", "--to", "new"], "did you mean 'digits'?"),
+        (["partition", "no.toml"], "there is no file no.toml"),
+        (["partition", "--png", "p.xyz"], "its ending must be one of"),
+        (["info", "digits", "--set", "data.path=full"], "data.path is for folder, csv, npz, dicom"),
+        (["info", "folder"], "needs data.path"),
+        (["get", "folder"], "nothing to download"),
+        (["check", "nowhere"], "there is nothing at nowhere"),
+        (["check", "no"], "there are no images in no"),
+        (["check", "no", "--column", "label"], "--column takes a=b"),
+    ]:
+        found = fewlabel("data", *argv)
+        assert (found.code, found.out) == (2, ""), argv
+        assert said in found.err
+        assert found.err.count("\n") == 1

@@ -1,0 +1,504 @@
+"""Images of one's own: every format and mode is read, splits part no patient, and what is wrong is named."""
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fewlabel.data import own, pictures
+from fewlabel.data.check import check
+from fewlabel.data.own import find, fingerprint, parts
+from fewlabel.data.pictures import Unreadable
+from fewlabel.errors import BadInput
+
+GREY = np.array([[0, 50, 100], [150, 200, 250]], np.uint8)
+COLOUR = np.stack([GREY, 255 - GREY, GREY // 2], axis=2)
+
+
+def save(path: Path, image: Image.Image, **options: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)
+    return path
+
+
+def grey(path: Path, value: int, size: tuple[int, int] = (4, 4)) -> Path:
+    return save(path, Image.new("L", size, value))
+
+
+def write_csv(path: Path, head: str, rows: Iterable[str]) -> Path:
+    path.write_text("\n".join([head, *rows]) + "\n")
+    return path
+
+
+def whole(found: own.Found, size: int = 4, split: str = "all", skip: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    part = parts(found, skip)[split]
+    return np.concatenate(list(part.read(size))), part.labels
+
+
+def refused(what: Callable[[], object]) -> str:
+    with pytest.raises(BadInput) as caught:
+        what()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# One file
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.bmp", "a.gif"])
+def test_grey_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
+    path = save(tmp_path / name, Image.fromarray(GREY))
+    assert not pictures.header(path).colour
+    assert pictures.read(path, colour=False).tolist() == [GREY.tolist()]
+    assert pictures.read(path, colour=True).tolist() == [GREY.tolist()] * 3
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.webp"])
+def test_colour_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
+    path = save(tmp_path / name, Image.fromarray(COLOUR), **({"lossless": True} if name.endswith("webp") else {}))
+    assert pictures.header(path).colour
+    assert np.array_equal(pictures.read(path, colour=True), COLOUR.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_jpeg_is_nearly_what_it_was(mode: str, tmp_path: Path) -> None:
+    path = save(tmp_path / "a.jpg", Image.new("RGB", (16, 16), (200, 200, 200)).convert(mode), quality=95)
+    assert pictures.header(path).colour == (mode != "L")
+    assert abs(pictures.read(path, colour=mode != "L").astype(int) - 200).max() <= 2
+
+
+def test_a_palette_has_colours_only_if_its_entries_do(tmp_path: Path) -> None:
+    coloured = save(tmp_path / "c.png", Image.fromarray(COLOUR).convert("P", palette=Image.Palette.ADAPTIVE))
+    assert pictures.header(coloured).colour
+    assert np.array_equal(pictures.read(coloured, colour=True), COLOUR.transpose(2, 0, 1))
+    image = Image.fromarray(GREY)
+    image = image.convert("P", palette=Image.Palette.ADAPTIVE)
+    plain = save(tmp_path / "g.png", image)
+    assert not pictures.header(plain).colour
+    assert pictures.read(plain, colour=False).tolist() == [GREY.tolist()]
+
+
+def test_what_is_transparent_is_black(tmp_path: Path) -> None:
+    pixels = np.zeros((1, 3, 4), np.uint8)
+    pixels[0] = [[255, 10, 20, 255], [255, 10, 20, 0], [200, 100, 50, 51]]
+    path = save(tmp_path / "a.png", Image.fromarray(pixels, "RGBA"))
+    # a fifth of 200, 100 and 50 for the last one
+    assert pictures.read(path, colour=True)[:, 0].T.tolist() == [[255, 10, 20], [0, 0, 0], [40, 20, 10]]
+    path = save(tmp_path / "b.png", Image.fromarray(np.array([[[90, 255], [90, 0]]], np.uint8), "LA"))
+    assert not pictures.header(path).colour
+    assert pictures.read(path, colour=False).tolist() == [[[90, 0]]]
+
+
+def test_one_bit_is_black_and_white(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.tif", Image.fromarray(GREY > 100).convert("1"))
+    assert pictures.read(path, colour=False).tolist() == [[[0, 0, 0], [255, 255, 255]]]
+
+
+@pytest.mark.parametrize("name", ["a.tif", "a.png"])
+def test_an_image_is_turned_upright(name: str, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned by a quarter
+    path = save(tmp_path / name, Image.fromarray(GREY), exif=exif)
+    assert pictures.read(path, colour=False)[0].tolist() == np.rot90(GREY, -1).tolist()
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_sixteen_bits_keep_one_scale_for_all(name: str, tmp_path: Path) -> None:
+    """Values reach 4095, so 12 bits are used: 4095 becomes 255, and 2048 is 255 * 2048 / 4095 = 128."""
+    for label, value in (("bright", 4095), ("dark", 2048)):
+        save(tmp_path / label / name, Image.fromarray(np.full((4, 4), value, np.uint16)))
+    images, labels = whole(find("folder", tmp_path))
+    assert images[:, 0, 0, 0].tolist() == [255, 128]
+    assert labels.tolist() == [0, 1]
+
+
+def test_sixteen_bits_that_are_all_used_fill_the_eight(tmp_path: Path) -> None:
+    save(tmp_path / "a" / "a.png", Image.fromarray(np.array([[0, 257], [32896, 65535]], np.uint16)))
+    images, _ = whole(find("folder", tmp_path), 2)
+    assert images.tolist() == [[[[0, 1], [128, 255]]]]
+
+
+def test_floats_reach_from_black_to_white(tmp_path: Path) -> None:
+    save(tmp_path / "a" / "a.tif", Image.fromarray(np.array([[0, 0.5], [0.2, 1]], np.float32)))
+    images, _ = whole(find("folder", tmp_path), 2)
+    assert images.tolist() == [[[[0, 128], [51, 255]]]]
+
+
+def test_any_size_becomes_the_square_that_was_asked_for(tmp_path: Path) -> None:
+    for number, size in enumerate([(3, 7), (100, 20), (8, 8), (1, 1)]):
+        grey(tmp_path / "a" / f"{number}.png", 77, size)
+    save(tmp_path / "a" / "large.jpg", Image.new("L", (300, 200), 77))
+    images, _ = whole(find("folder", tmp_path), 8)
+    assert images.shape == (5, 1, 8, 8)
+    assert (images == 77).all()
+
+
+def test_one_colour_image_makes_all_of_three_channels(tmp_path: Path) -> None:
+    grey(tmp_path / "a" / "1.png", 9)
+    save(tmp_path / "a" / "2.png", Image.new("RGB", (4, 4), (1, 2, 3)))
+    images, _ = whole(find("folder", tmp_path))
+    assert images[:, :, 0, 0].tolist() == [[9, 9, 9], [1, 2, 3]]
+
+
+def spoil(path: Path, how: str) -> Path:
+    """A file as disks, networks and people break them."""
+    data = bytearray(path.read_bytes())
+    if how == "cut":
+        data = data[: len(data) // 2]
+    elif how == "overwritten":
+        data[: len(data)] = b"\0" * len(data)
+    elif how == "flipped":
+        data[len(data) // 2] ^= 0xFF
+    elif how == "text":
+        data = bytearray(b"<html>not found</html>")
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("how", ["cut", "overwritten", "flipped", "text"])
+@pytest.mark.parametrize("mode", ["L", "RGB", "P"])
+def test_a_broken_png_is_never_read_as_something_else(how: str, mode: str, tmp_path: Path) -> None:
+    noise = np.random.Generator(np.random.PCG64(0)).integers(0, 255, (9, 9, 3), np.uint8)
+    path = spoil(save(tmp_path / "a.png", Image.fromarray(noise).convert(mode)), how)
+    with pytest.raises(Unreadable, match=r"\w+"):
+        pictures.read(path, colour=True)
+
+
+def test_reasons_are_a_few_words(tmp_path: Path) -> None:
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "text.png").write_text("hello")
+    told = []
+    for name in ("empty.png", "text.png", "nowhere.png"):
+        with pytest.raises(Unreadable) as caught:
+            pictures.header(tmp_path / name)
+        told.append(str(caught.value))
+    assert told == ["it is empty", "it is not an image of a known format", "there is no such file"]
+
+
+# DICOM
+
+
+def dicom(path: Path, pixels: np.ndarray, **more: object) -> Path:
+    pydicom = pytest.importorskip("pydicom")
+    from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
+
+    about = pydicom.Dataset()
+    about.file_meta = pydicom.dataset.FileMetaDataset()
+    about.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    about.file_meta.MediaStorageSOPClassUID = about.SOPClassUID = CTImageStorage
+    about.file_meta.MediaStorageSOPInstanceUID = about.SOPInstanceUID = generate_uid()
+    about.Rows, about.Columns = pixels.shape[:2]
+    about.SamplesPerPixel = 1 if pixels.ndim == 2 else 3
+    about.PhotometricInterpretation = "MONOCHROME2" if pixels.ndim == 2 else "RGB"
+    if pixels.ndim == 3:
+        about.PlanarConfiguration = 0
+    about.BitsAllocated = about.BitsStored = 8 * pixels.itemsize
+    about.HighBit = about.BitsStored - 1
+    about.PixelRepresentation = int(pixels.dtype.kind == "i")
+    about.PixelData = pixels.tobytes()
+    for name, value in more.items():
+        setattr(about, name, value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    about.save_as(path, enforce_file_format=True)
+    return path
+
+
+def test_dicom_is_rescaled_and_windowed(tmp_path: Path) -> None:
+    """Stored 1024 and 1064 are 0 and 40 HU; the window of 81 around 40 goes from -0.5 to 79.5."""
+    stored = np.array([[0, 1024], [1064, 1104]], np.uint16)
+    path = dicom(tmp_path / "a.dcm", stored, RescaleSlope=1, RescaleIntercept=-1024, WindowCenter=40, WindowWidth=81)
+    # (0 + 0.5) * 255 / 80 = 1.6, (40 + 0.5) * 255 / 80 = 129.1
+    assert pictures.read(path, colour=False).tolist() == [[[0, 2], [129, 255]]]
+
+
+def test_dicom_without_a_window_goes_from_least_to_greatest(tmp_path: Path) -> None:
+    path = dicom(tmp_path / "a.dcm", np.array([[-100, 0], [50, 100]], np.int16))
+    assert pictures.read(path, colour=False).tolist() == [[[0, 128], [191, 255]]]
+    inverted = dicom(tmp_path / "b.dcm", np.array([[0, 255]], np.uint8), PhotometricInterpretation="MONOCHROME1")
+    assert pictures.read(inverted, colour=False).tolist() == [[[255, 0]]]
+
+
+def test_dicom_has_colours_several_windows_and_patients(tmp_path: Path) -> None:
+    path = dicom(tmp_path / "a.dcm", np.ascontiguousarray(COLOUR), PatientID="P7")
+    assert pictures.header(path) == pictures.Header(True, patient="P7")
+    assert np.array_equal(pictures.read(path, colour=True), COLOUR.transpose(2, 0, 1))
+    stored = np.array([[0, 10, 99]], np.uint16)
+    path = dicom(tmp_path / "b.dcm", stored, WindowCenter=[5.5, 50], WindowWidth=[11, 100])
+    assert pictures.read(path, colour=False).tolist() == [[[0, 255, 255]]]
+
+
+def test_a_folder_of_dicom_is_split_by_patient_and_scanners_leave_out_endings(tmp_path: Path) -> None:
+    for number in range(20):
+        place = tmp_path / "ab"[number % 2] / (f"1.2.840.{number}" if number % 3 else f"{number}.dcm")
+        dicom(place, np.full((4, 4), number, np.uint8), PatientID=f"P{number // 4}", WindowCenter=128, WindowWidth=256)
+    (tmp_path / "a" / "notes").write_text("x" * 200)
+    found = find("dicom", tmp_path)
+    assert len(found.items) == 20
+    assert found.strays == ("a/notes",)
+    groups = parts(found)["all"].groups
+    assert groups is not None
+    assert sorted(Counter(groups.tolist()).values()) == [4] * 5
+
+
+def test_a_table_may_name_dicom_without_endings(tmp_path: Path) -> None:
+    dicom(tmp_path / "ID_1.dcm", GREY, WindowCenter=128, WindowWidth=256)
+    found = find("dicom", write_csv(tmp_path / "t.csv", "image,label", ["ID_1,a"]))
+    assert found.items[0].file == tmp_path / "ID_1.dcm"
+    assert parts(found)["all"].labels.tolist() == [0]
+
+
+def test_frames_are_refused_and_without_pydicom_there_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = dicom(tmp_path / "a" / "a.dcm", GREY, NumberOfFrames=2, PixelData=GREY.tobytes() * 2)
+    with pytest.raises(Unreadable, match="2 frames"):
+        pictures.read(path, colour=False)
+    monkeypatch.setitem(__import__("sys").modules, "pydicom", None)
+    assert "pip install 'fewlabel[dicom]'" in refused(lambda: parts(find("dicom", tmp_path)))
+
+
+# Folders
+
+
+def test_a_folder_for_each_class_with_images_at_any_depth(tmp_path: Path) -> None:
+    grey(tmp_path / "b" / "x.PNG", 1)
+    grey(tmp_path / "a" / "deep" / "deeper" / "x.png", 2)
+    grey(tmp_path / "unlabeled" / "any" / "x.png", 3)
+    grey(tmp_path / ".trash" / "x.png", 4)
+    (tmp_path / "a" / "notes.txt").write_text("note")
+    found = find("folder", tmp_path)
+    assert found.classes == ("a", "b")
+    assert found.strays == ("a/notes.txt",)
+    images, labels = whole(found)
+    assert dict(zip(images[:, 0, 0, 0].tolist(), labels.tolist(), strict=True)) == {1: 1, 2: 0, 3: -1}
+
+
+def test_folders_of_splits_lie_above_those_of_classes(tmp_path: Path) -> None:
+    for number, place in enumerate(["train/a", "train/b", "train/unlabeled", "val/a", "test/b", "unlabeled"]):
+        grey(tmp_path / place / "x.png", number)
+    made = parts(find("folder", tmp_path))
+    assert {split: sorted(part.labels.tolist()) for split, part in made.items()} == {
+        "train": [-1, -1, 0, 1],
+        "validation": [0],
+        "test": [1],
+    }
+
+
+def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path: Path) -> None:
+    for name in ("10", "9", "-1"):
+        grey(tmp_path / name / "x.png", 0)
+    assert find("folder", tmp_path).classes == ("-1", "9", "10")
+
+
+def test_classes_may_be_named_in_a_file_beside_them(tmp_path: Path) -> None:
+    grey(tmp_path / "T-shirt-top" / "x.png", 0)
+    (tmp_path / "classes.txt").write_text("bag\nT-shirt/top\n")
+    found = find("folder", tmp_path)
+    assert found.classes == ("bag", "T-shirt/top")
+    assert parts(found)["all"].labels.tolist() == [1]
+    grey(tmp_path / "shoe" / "x.png", 0)
+    assert "'shoe', a class that" in refused(lambda: find("folder", tmp_path))
+
+
+def test_names_of_folders_are_possible_and_distinct() -> None:
+    assert list(own.folders(["a/b", "a:b", "Train", "..", "x"]).values()) == ["a-b", "a-b-", "Train-", "class", "x"]
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    grey(tmp_path / "elsewhere" / "x.png", 1)
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    (tmp_path / "images" / "a" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "images" / "a" / "again").symlink_to(tmp_path / "images" / "a")
+    assert [item.name for item in find("folder", tmp_path / "images").items] == ["a/more/x.png"]
+
+
+# Tables
+
+
+def test_a_table_says_what_is_known_of_each_image(tmp_path: Path) -> None:
+    for number in range(4):
+        grey(tmp_path / "images" / f"{number}.png", number)
+    rows = ["images/0.png; nv ;north;p1;train", "images/1;mel;south;p2;val", "images/2.png;;north;p1;TRAIN"]
+    found = find("csv", write_csv(tmp_path / "t.csv", "\ufeffFile;DX;Hospital;lesion_id;Split", [*rows, ""]))
+    assert [item.label for item in found.items] == ["nv", "mel", ""]
+    assert [item.split for item in found.items] == ["train", "validation", "train"]
+    made = parts(found)["train"]
+    assert made.clients is not None
+    assert made.clients.tolist() == ["north", "north"]
+    assert made.labels.tolist() == [1, -1]
+    assert "row 3 of" in refused(lambda: find("csv", write_csv(tmp_path / "u.csv", "image;label", ["a;b", " ;x"])))
+
+
+def test_columns_can_be_named(tmp_path: Path) -> None:
+    grey(tmp_path / "0.png", 5)
+    path = write_csv(tmp_path / "t.csv", "Bild,Befund,label", ["0.png,gut,x"])
+    found = find("csv", path, {"image": "bild", "label": "Befund"})
+    assert found.classes == ("gut",)
+    told = refused(lambda: find("csv", path))
+    assert "no column named image or path or file" in told
+    assert "Bild, Befund, label, of which data.columns.image may name one" in told
+    assert "no column 'site' for the client" in refused(lambda: find("csv", path, {"image": "Bild", "client": "site"}))
+    assert "no data.columns.lable" in refused(lambda: find("csv", path, {"image": "Bild", "lable": "Befund"}))
+
+
+def test_mistakes_in_tables_are_told(tmp_path: Path) -> None:
+    def told(head: str, *rows: str) -> str:
+        return refused(lambda: find("csv", write_csv(tmp_path / "t.csv", head, rows)))
+
+    assert "has the split 'dev'; it may be train, validation or test" in told("image,label,split", "a,b,dev")
+    assert "1 of 2 rows" in told("image,label,split", "a,b,train", "c,d,")
+    assert "there are no images" in told("image,label")
+    assert "is not a table" in told("image,label", 'a,"b')
+    (tmp_path / "t.csv").write_bytes(b"image,label\n\xff\xfe,a\n")
+    assert "is not a table in UTF-8 text" in refused(lambda: find("csv", tmp_path / "t.csv"))
+
+
+# Arrays
+
+
+def test_npz_has_medmnists_keys(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    train, test = np.arange(5 * 4 * 4, dtype=np.uint8).reshape(5, 4, 4), np.zeros((2, 4, 4), np.uint8)
+    labels = np.array([[0], [2], [-1], [1], [0]])
+    np.savez(path, train_images=train, train_labels=labels, test_images=test, test_labels=np.array([0, 1]))
+    found = find("npz", path)
+    assert found.classes == ("0", "1", "2")
+    images, label = whole(found, split="train")
+    assert np.array_equal(images[:, 0], train)
+    assert label.tolist() == [0, 2, -1, 1, 0]
+    assert own.read(found).classes == ("0", "1", "2")
+
+
+def test_npz_of_colours_with_names(tmp_path: Path) -> None:
+    images = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3)
+    np.savez(tmp_path / "a.npz", train_images=images, train_labels=[1, 0], classes=["x", "y", "z"])
+    found = find("npz", tmp_path / "a.npz")
+    assert found.classes == ("x", "y", "z")
+    assert np.array_equal(whole(found, split="train")[0], images.transpose(0, 3, 1, 2))
+
+
+def test_mistakes_in_npz_are_told(tmp_path: Path) -> None:
+    image, path = np.zeros((2, 4, 4), np.uint8), tmp_path / "a.npz"
+
+    def told(**arrays: object) -> str:
+        np.savez(path, allow_pickle=True, **arrays)
+        return refused(lambda: check(find("npz", path)))
+
+    assert "has no train_images and train_labels; it has x, y" in told(x=image, y=[0, 1])
+    assert "whole numbers, one for each image" in told(train_images=image, train_labels=[[0, 1], [1, 0]])
+    assert "whole numbers" in told(train_images=image, train_labels=[0.5, 1])
+    assert "label 3, but names only 2" in told(train_images=image, train_labels=[0, 3], classes=["a", "b"])
+    assert "2 train images, but 3 labels" in told(train_images=image, train_labels=[0, 1, 0])
+    assert "found float64" in told(train_images=image / 2, train_labels=[0, 1])
+    assert "cannot be read" in told(train_images=image, train_labels=np.array([{}, 1], object))
+    path.write_bytes(b"nothing")
+    assert "cannot be read" in refused(lambda: find("npz", path))
+
+
+# What all have in common
+
+
+def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+    assert "needs data.path" in refused(lambda: find("folder", None))
+    assert "there is nothing at" in refused(lambda: find("csv", tmp_path / "no.csv"))
+    assert "did you mean 'folder'?" in refused(lambda: find("csv", tmp_path))
+    assert "there are no images" in refused(lambda: find("folder", tmp_path))
+    grey(tmp_path / "x.png", 0)
+    assert "lies in no class's folder" in refused(lambda: find("folder", tmp_path))
+    assert "needs a folder" in refused(lambda: find("folder", tmp_path / "x.png"))
+
+
+def test_what_cannot_be_a_run_is_told(tmp_path: Path) -> None:
+    grey(tmp_path / "one" / "a" / "x.png", 0)
+    assert "two classes or more; the labels in" in refused(lambda: own.read(find("folder", tmp_path / "one")))
+    for place in ("train/a", "train/b", "test/unlabeled"):
+        grey(tmp_path / "two" / place / "x.png", 0)
+    assert "test on have no label, such as test/unlabeled/x.png" in refused(
+        lambda: own.read(find("folder", tmp_path / "two"))
+    )
+    (tmp_path / "two" / "test").rename(tmp_path / "two" / "val")
+    assert "a run needs train and test" in refused(lambda: own.read(find("folder", tmp_path / "two")))
+
+
+def test_unreadable_images_are_fatal_or_skipped_as_asked(tmp_path: Path) -> None:
+    for number in range(4):
+        grey(tmp_path / "a" / f"{number}.png", number)
+    spoil(tmp_path / "a" / "1.png", "cut")
+    (tmp_path / "a" / "2.png").write_bytes(b"")
+    found = find("folder", tmp_path)
+    told = refused(lambda: whole(found))
+    assert "data.unreadable = 'skip'" in told
+    assert "fewlabel data check" in told
+    images, labels = whole(found, skip=True)
+    assert images[:, 0, 0, 0].tolist() == [0, 3]
+    assert len(labels) == 2
+    for number in (0, 3):
+        spoil(tmp_path / "a" / f"{number}.png", "text")
+    assert "none of the 4 images" in refused(lambda: whole(found, skip=True))
+
+
+def test_the_fingerprint_changes_with_whatever_changes_the_data(tmp_path: Path) -> None:
+    grey(tmp_path / "a" / "x.png", 0)
+    grey(tmp_path / "b" / "x.png", 0)
+
+    def now() -> str:
+        return fingerprint(find("folder", tmp_path))
+
+    seen = [now(), now()]
+    assert seen[0] == seen[1]
+    grey(tmp_path / "a" / "x.png", 0, (5, 5))
+    seen.append(now())
+    (tmp_path / "a" / "x.png").rename(tmp_path / "b" / "y.png")
+    seen.append(now())
+    (tmp_path / "classes.txt").write_text("b\na\n")
+    seen.append(now())
+    assert len(set(seen)) == 4
+
+
+# Checks
+
+
+def test_a_check_counts_and_compares(tmp_path: Path) -> None:
+    grey(tmp_path / "train" / "a" / "1.png", 1)
+    grey(tmp_path / "train" / "a" / "2.png", 2, (8, 6))
+    grey(tmp_path / "train" / "b" / "3.png", 1)  # as 1.png, but another class
+    grey(tmp_path / "train" / "unlabeled" / "4.png", 4)
+    grey(tmp_path / "train" / "unlabeled" / "5.png", 4)
+    grey(tmp_path / "test" / "a" / "6.png", 2, (8, 6))  # as 2.png, in another split
+    report = check(find("folder", tmp_path))
+    assert report.images == 6
+    assert report.sizes == {(4, 4): 4, (8, 6): 2}
+    assert report.classes == {"train": {"a": 2, "b": 1, "": 2}, "test": {"a": 1}}
+    assert [[item.name for item in same] for same in report.conflicts] == [["train/a/1.png", "train/b/3.png"]]
+    assert [[item.name for item in same] for same in report.leaks] == [["test/a/6.png", "train/a/2.png"]]
+    assert len(report.duplicates) == 3
+    assert report.problems() == ["different labels for 1 image", "several splits with 1 image in common"]
+
+
+def test_a_patient_on_two_sides_is_named(tmp_path: Path) -> None:
+    for number in range(6):
+        grey(tmp_path / f"{number}.png", number)
+    rows = ["0.png,a,p1,train", "1.png,b,p1,train", "2.png,a,p2,train", "3.png,b,p2,test", "4.png,a,p3,test"]
+    report = check(find("csv", write_csv(tmp_path / "t.csv", "image,label,patient,split", rows)))
+    assert report.straddling == {"p2": ("test", "train")}
+    assert report.problems() == ["several splits with 1 patient in common"]
+
+
+def test_a_check_of_arrays_finds_duplicates_too(tmp_path: Path) -> None:
+    images = np.zeros((3, 4, 4), np.uint8)
+    images[1] = 1
+    np.savez(tmp_path / "a.npz", train_images=images, train_labels=[0, 1, 1])
+    report = check(find("npz", tmp_path / "a.npz"))
+    assert [[item.name for item in same] for same in report.conflicts] == [["train_images[0]", "train_images[2]"]]
+    assert any("needs train and test" in problem for problem in report.problems())
+
+
+def test_the_table_of_a_csv_module_is_read_alike(tmp_path: Path) -> None:
+    grey(tmp_path / "a, b.png", 3)
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["image", "label"], ["a, b.png", 'the "class"\nof one']])
+    assert find("csv", tmp_path / "t.csv").classes == ('the "class"\nof one',)
