@@ -51,10 +51,13 @@ class Checkpoints:
             "Checkpoint", [("round", int), ("state", state_kind), ("statistics", Tree | None)], frozen=True
         )
 
-    def save(self, saved: Saved[Any]) -> None:
-        data = wire.pack(self.kind(*saved), header={"format": FORMAT, "version": self.version})
+    def pack(self, saved: Saved[Any]) -> bytes:
+        """A round's state as it is now: what a method changes in place later is not part of it."""
+        return wire.pack(self.kind(*saved), header={"format": FORMAT, "version": self.version})
+
+    def save(self, round: int, data: bytes) -> None:
         self.folder.mkdir(exist_ok=True)
-        path = self.folder / f"round-{saved.round:06d}-{digest(data)}.safetensors"
+        path = self.folder / f"round-{round:06d}-{digest(data)}.safetensors"
         write(path, data)
         for old in self.folder.iterdir():  # what a kill left aside, too
             if old != path:
@@ -62,7 +65,7 @@ class Checkpoints:
 
     def load(self) -> Saved[Any] | None:
         """The newest checkpoint, or None where there is none yet."""
-        files = sorted(self.folder.glob("round-*.safetensors"))
+        files = sorted(self.folder.glob("round-*.safetensors"), key=lambda path: int(path.name.split("-")[1]))
         if not files:
             return None
         path = files[-1]
@@ -103,7 +106,10 @@ class ClientStates:
                 before = path
             else:
                 path.unlink(missing_ok=True)
-        return None if before is None else wire.unpack(kind, before.read_bytes())
+        try:
+            return None if before is None else wire.unpack(kind, before.read_bytes())
+        except wire.WireError as error:
+            raise StorageError(f"the client state {before} is damaged ({error}); start the run anew") from None
 
     def save(self, client: int, round: int, call: int, value: Any, kind: Any, checkpointed: int) -> None:
         """Stores a state, and drops those that no resume can ask for again."""
@@ -121,11 +127,12 @@ class ClientStates:
 
     def _files(self, client: int) -> list[tuple[tuple[int, int], Path]]:
         try:
-            names = sorted(os.listdir(self.folder / str(client)))
+            names = os.listdir(self.folder / str(client))
         except FileNotFoundError:
             return []
         whole = [name for name in names if name.endswith(".safetensors") and not name.startswith(".")]
-        return [((int(n[:6]), int(n[7:11])), self.folder / str(client) / n) for n in whole]
+        keys = {name: tuple(map(int, name.removesuffix(".safetensors").split("-"))) for name in whole}
+        return sorted(((key[0], key[1]), self.folder / str(client) / name) for name, key in keys.items())
 
 
 @contextmanager

@@ -71,8 +71,7 @@ class Site(Generic[C]):
         state: C | None = None,
         buffers: str = "global",
         statistics: Tree | None = None,
-        audit: Callable[[Tensor, Tensor, int], None] | None = None,
-        score: Callable[[Tree], None] | None = None,
+        watched: bool = False,
     ) -> None:
         self.info = info
         self.round, self.rounds, self.num_classes = round, rounds, num_classes
@@ -81,7 +80,9 @@ class Site(Generic[C]):
         self.rng = rng
         self.state = state  # private, kept between rounds, committed only if the task succeeds
         self._buffers, self.statistics = buffers, statistics
-        self._audit, self._score = audit, score
+        # What whoever watches from outside looks at when the task is done; nothing is kept in deployment.
+        self.audited: list[tuple[Tensor, Tensor, int]] | None = [] if watched else None
+        self.scored: list[Tree] | None = [] if watched else None
 
     def load(self, weights: Tree) -> nn.Module:
         """The scratch network with these weights, and the statistics that the experiment's policy gives this site."""
@@ -101,13 +102,13 @@ class Site(Generic[C]):
 
     def audit(self, index: Tensor, pseudo_label: Tensor, epoch: int = 0) -> None:
         """Shows pseudo-labels to whoever scores them from outside; a no-op in deployment."""
-        if self._audit is not None:
-            self._audit(index, pseudo_label, epoch)
+        if self.audited is not None:
+            self.audited.append((index.clone(), pseudo_label.clone(), epoch))
 
     def score(self, weights: Tree) -> None:
         """Shows a local model to whoever measures it from outside, in evaluated rounds; a no-op in deployment."""
-        if self._score is not None:
-            self._score(weights)
+        if self.scored is not None:
+            self.scored[:] = [weights]
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,12 @@ class Federation(Protocol):
     """What a method sees of the world while it plays one round at the server."""
 
     clients: Sequence[ClientInfo]
-    server: Site[None]
     round: int  # 1, 2, …; 0 while the method is being initialised
     rounds: int
     num_classes: int
+
+    @property
+    def server(self) -> Site[None]: ...
 
     @property
     def labeled(self) -> Sequence[ClientInfo]: ...
@@ -142,7 +145,8 @@ class Federation(Protocol):
     def run(self, task: Callable[[Any, M], U | None], jobs: Iterable[tuple[ClientInfo, M]]) -> Iterator[Reply[U]]:
         """Runs an `@on_client` task for each (client, message); uploads come lazily, in job order.
 
-        A client that dropped out, failed or had nothing to send has no reply.
+        A client that dropped out, failed or had nothing to send has no reply. Jobs are taken ahead of replies, so what
+        they say must not depend on replies of the same run.
         """
 
     def map(self, task: Callable[[Any, M], R], items: Iterable[M]) -> Iterator[R]:
@@ -287,10 +291,11 @@ def broadcast(clients: Iterable[ClientInfo], message: M) -> Iterator[tuple[Clien
 
 
 def perform(method: Any, task: Task, site: Site[Any], message: bytes) -> bytes | None:
-    """Runs one task at a site, from the bytes of its message to the bytes of its upload."""
-    with site.rng.stream("global").scope():
-        upload = getattr(method, task.name)(site, wire.unpack(task.message, message))
-    return None if upload is None else wire.pack(upload, task.upload)
+    """Runs one task at a site, from the bytes of its message to those of its upload; global generators are seeded."""
+    site.rng.stream("global").seed_globals()
+    upload = getattr(method, task.name)(site, wire.unpack(task.message, message))
+    packed = wire.pack(upload, task.upload)  # which refuses None, a forgotten return, unless the task declares it
+    return None if upload is None else packed
 
 
 def accept(task: Task, client: ClientInfo, round: int, data: bytes, network: Tree) -> Any:
@@ -332,6 +337,7 @@ def train(method: Method[S], fed: Federation, state: S, start: int = 1) -> Itera
     """The round loop: yields each round's number and the state after it."""
     for number in range(start, fed.rounds + 1):
         fed.round = number
-        state = method.round(state, fed)
+        with fed.rng("global").scope():
+            state = method.round(state, fed)
         fed.finish_round(method.model(state))
         yield number, state

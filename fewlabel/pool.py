@@ -59,7 +59,7 @@ class Pool:
         self._tickets = 0
         self._under_way: dict[int, Job] = {}
         self._outcomes: dict[int, Outcome] = {}
-        self._parcel: tuple[bytes, int] = (b"", -1)
+        self._parcel: tuple[bytes | None, int] = (None, -1)
 
     def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
         self._tickets += 1
@@ -140,7 +140,7 @@ class Pool:
         self._replies.close()
         if self._parcel[1] >= 0:
             os.close(self._parcel[1])
-            self._parcel = (b"", -1)
+            self._parcel = (None, -1)
 
     def __enter__(self) -> "Pool":
         return self

@@ -1,6 +1,7 @@
 """Random streams with names, so that a draw depends on what it is for and never on who draws it, or when."""
 
 import hashlib
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -41,12 +42,27 @@ class Rng:
         """k of the items without replacement, in their own order."""
         return [items[i] for i in sorted(self.numpy.choice(len(items), size=k, replace=False))]
 
+    def seed_globals(self) -> None:
+        """Seeds the generators that dropout, initializers and many libraries draw from, as they know no others."""
+        torch.default_generator.manual_seed(self.seed)
+        np.random.seed(self.seed & 0xFFFFFFFF)
+        random.seed(self.seed)
+
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Seeds PyTorch's global generator, for dropout and initializers that draw only from it, and restores it."""
-        before = torch.random.get_rng_state()
-        torch.default_generator.manual_seed(self.seed)
-        try:
+        """Seeds the global generators for a while, and leaves them as they were."""
+        with preserved():
+            self.seed_globals()
             yield
-        finally:
-            torch.random.set_rng_state(before)
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Leaves the global generators as they were."""
+    before = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])

@@ -1,9 +1,9 @@
 """Runs: from an experiment to a directory with its results, resumable at any moment; many of them side by side."""
 
 import json
+import multiprocessing
 import os
 import platform
-import resource
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +24,9 @@ from fewlabel.errors import BadInput, FewLabelError, RunFailed, StorageError
 from fewlabel.experiment import Experiment, dumps, load
 from fewlabel.federation import ClientError, state_kind, train
 from fewlabel.pool import Pool
+from fewlabel.rng import Rng
 from fewlabel.simulate import Executor, Simulation
-from fewlabel.worker import Serial, dataset_of
+from fewlabel.worker import Serial, World, dataset_of
 
 SCHEMA = 1  # of summary.json
 Watch = Callable[[dict[str, Any]], None]  # is shown each line of rounds.jsonl as it is written
@@ -40,17 +41,24 @@ class Interrupted(FewLabelError):
 def prepare(experiment: Experiment, directory: Path) -> Path:
     """Lays out a run: its resolved experiment and who holds which image."""
     try:
-        there = [path.name for path in directory.iterdir()] if directory.exists() else []
-        if any(name != "partition.json" and not name.startswith(".") for name in there):  # more than a kill leaves here
-            raise BadInput(f"{directory} is not empty; continue it with --resume {directory} or choose another --out")
+        refuse_used(directory)
         dataset = dataset_of(experiment, fresh=True)
         dealt = partition.of(dataset, experiment)
+        World(experiment, dataset, dealt).network(Rng("trial"), experiment.model.pretrained)  # or it says why it cannot
         directory.mkdir(parents=True, exist_ok=True)
-        dealt.save(directory / "partition.json", dataset.splits["train"].labels.numpy(), dataset.classes)
-        checkpoint.write(directory / "experiment.toml", dumps(experiment).encode())
+        with checkpoint.lock(directory):
+            refuse_used(directory)
+            dealt.save(directory / "partition.json", dataset.splits["train"].labels.numpy(), dataset.classes)
+            checkpoint.write(directory / "experiment.toml", dumps(experiment).encode())
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror}") from None
     return directory
+
+
+def refuse_used(directory: Path) -> None:
+    there = [path.name for path in directory.iterdir()] if directory.exists() else []
+    if any(name != "partition.json" and not name.startswith(".") for name in there):  # more than a kill leaves here
+        raise BadInput(f"{directory} is not empty; continue it with --resume {directory} or choose another --out")
 
 
 def execute(
@@ -99,7 +107,8 @@ def workforce(workers: int | None, threads: int = 1) -> Iterator[Executor]:
 class Pending:
     """A complete round whose evaluation may still be under way."""
 
-    saved: Saved[Any]
+    round: int
+    state: bytes  # packed
     line: dict[str, Any]
     tickets: dict[str, int]
 
@@ -119,7 +128,8 @@ class Run:
     def go(self, stop: Callable[[], bool]) -> None:
         saved = self.checkpoints.load()
         if saved is None:
-            saved = Saved(0, self.method.init(self.fed), None)
+            with self.fed.rng("global").scope():
+                saved = Saved(0, self.method.init(self.fed), None)
         self.fed.checkpointed, self.fed.statistics = saved.round, saved.statistics
         self.keep_lines(saved.round)
         state, began = saved.state, time.monotonic()
@@ -128,7 +138,8 @@ class Run:
             model = self.method.model(state)
             tickets = self.fed.evaluate(model) if model is not None and self.fed.evaluated(number) else {}
             self.settle()
-            self.pending = Pending(Saved(number, state, self.fed.statistics), line, tickets)
+            packed = self.checkpoints.pack(Saved(number, state, self.fed.statistics))
+            self.pending = Pending(number, packed, line, tickets)
             began = time.monotonic()
             if stop() and number < self.experiment.rounds:
                 self.settle(keep=True)
@@ -142,12 +153,16 @@ class Run:
             return
         pending, self.pending = self.pending, None
         line = pending.line | self.fed.collect(pending.tickets)
+        number, due = pending.round, self.experiment.checkpoint
+        kept = keep or number - self.fed.checkpointed >= due.rounds or self.since_checkpoint() >= due.seconds
         with self.log.open("a") as file:
             file.write(json.dumps(line) + "\n")
+            if kept:  # a checkpoint must not outlive the lines of its rounds
+                file.flush()
+                os.fsync(file.fileno())
         self.watch(line)
-        number, due = pending.saved.round, self.experiment.checkpoint
-        if keep or number - self.fed.checkpointed >= due.rounds or self.since_checkpoint() >= due.seconds:
-            self.checkpoints.save(pending.saved)
+        if kept:
+            self.checkpoints.save(number, pending.state)
             self.fed.checkpointed, self.last_checkpoint = number, time.monotonic()
 
     def since_checkpoint(self) -> float:
@@ -157,11 +172,13 @@ class Run:
         """What stopped the run, as a sentence where a task or a method of one's own is to blame; with its traceback."""
         trace = self.directory / "error.txt"
         if isinstance(error, ClientError) and error.__cause__:
-            trace.write_text(str(error.__cause__))
+            with suppress(OSError):
+                trace.write_text(str(error.__cause__))
         elif not isinstance(error, FewLabelError | OSError) and not type(self.method).__module__.startswith(
             "fewlabel."
         ):
-            trace.write_text("".join(traceback.format_exception(error)))
+            with suppress(OSError):
+                trace.write_text("".join(traceback.format_exception(error)))
             what = f"{type(self.method).__name__} failed at the server in round {self.fed.round}"
             return RunFailed(f"{what}: {type(error).__name__}: {error}; traceback in {trace}")
         return error
@@ -175,6 +192,8 @@ class Run:
     def keep_lines(self, rounds: int) -> None:
         """Drops lines of rounds that are done again."""
         kept = [line for line in read_rounds(self.directory) if line["round"] <= rounds]
+        if [line["round"] for line in kept] != list(range(1, rounds + 1)):
+            raise StorageError(f"{self.log} lacks lines of rounds before the checkpoint of round {rounds}; start anew")
         checkpoint.write(self.log, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     def finish(self, state: Any) -> None:
@@ -205,8 +224,13 @@ class Run:
 
 
 def peak_memory() -> int:
-    """Of this process and of its largest child, in bytes."""
-    return 1024 * sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    """The peaks of this process and its workers added up, in bytes; pages that they share count for each."""
+    peak = 0
+    for process in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
+        with suppress(OSError):
+            lines = Path(f"/proc/{process}/status").read_text().splitlines()
+            peak += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    return peak
 
 
 def versions() -> dict[str, str]:
@@ -246,5 +270,6 @@ def summary(directory: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise BadInput(f"{directory} has no summary.json: the run is not finished; resume it first") from None
     except (OSError, ValueError) as error:
-        raise StorageError(f"{directory / 'summary.json'} cannot be read: {error}") from None
+        path = directory / "summary.json"
+        raise StorageError(f"{path} cannot be read: {error}; delete it and resume the run") from None
     return found

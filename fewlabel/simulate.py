@@ -1,5 +1,6 @@
 """A federation on this machine: its clients' tasks in this process or spread over others, with the same bits."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,10 @@ from fewlabel.federation import ClientError, ClientInfo, Reply, Site, Task, TooF
 from fewlabel.rng import Rng
 from fewlabel.tree import Tree
 from fewlabel.worker import SERVER_ID, Job, Outcome, Serial, Weights, World
+
+NOTHING = object()
+RESERVED = {"round", "seconds", "bytes_up", "bytes_down", "model_bytes", "asked", "replies", "local_accuracy"}
+RESERVED |= {"test", "validation", "pseudo_labels", "pseudo_labels_per_epoch"}
 
 
 class Executor(Protocol):
@@ -43,7 +48,7 @@ class Round:
     asked: int = 0
     replies: int = 0
     model_bytes: int = 0  # what FedAvg would have sent and received in as many jobs
-    scalars: dict[str, float] = field(default_factory=dict)
+    scalars: dict[str, float | None] = field(default_factory=dict)
     audits: dict[str, list[evaluate.Audit]] = field(default_factory=dict)
     local_accuracy: list[float] = field(default_factory=list)
 
@@ -86,13 +91,12 @@ class Simulation:
         self.rounds, self.num_classes = self.experiment.rounds, len(self.world.dataset.classes)
         self.round, self.checkpointed = 0, 0
         model = self.world.network(Rng(self.experiment.seed, "network"), self.experiment.model.pretrained)
-        self.server: Site[None] = self.world.site(SERVER_ID, 0, Rng(self.experiment.seed, "server"), model)
-        self.initial = tree.of(model)
+        self._model, self.initial = model, tree.of(model)
         self.statistics: Tree | None = None  # pooled over clients, where the experiment recomputes them
         self.seen = Round()
         self._calls: dict[int, int] = {}
         self._open = False
-        self._packed: tuple[Any, bytes] = (None, b"")
+        self._packed: tuple[Any, bytes] = (NOTHING, b"")
 
     @property
     def round(self) -> int:
@@ -102,9 +106,20 @@ class Simulation:
     def round(self, number: int) -> None:
         """Goes on to a round, in which clients may have other images than before."""
         self._round = number
+        self._server: Site[None] | None = None
+        if number and self.experiment.stream is None:
+            return
         self.clients: Sequence[ClientInfo] = [self.world.info(c, number) for c in self.world.partition.clients]
         self.labeled = [client for client in self.clients if client.num_labeled]
         self.unlabeled = [client for client in self.clients if client.num_unlabeled]
+
+    @property
+    def server(self) -> Site[None]:
+        """The server's own data and scratch network, which begins each round as it was at first."""
+        if self._server is None:
+            self._model.load_state_dict(self.initial)
+            self._server = self.world.site(SERVER_ID, self.round, self.rng("site"), self._model)
+        return self._server
 
     def rng(self, *names: int | str) -> Rng:
         return Rng(self.experiment.seed, "server", self.round, *names)
@@ -113,11 +128,14 @@ class Simulation:
         self, k: int | None = None, among: Sequence[ClientInfo] | None = None, *, name: str = ""
     ) -> list[ClientInfo]:
         clients = list(self.clients if among is None else among)
-        k = k or self.experiment.clients.per_round or len(clients)
+        if k is None:
+            k = self.experiment.clients.per_round or len(clients)
         return clients if k >= len(clients) else self.rng("sample", name).sample(clients, k)
 
     def log(self, **scalars: float) -> None:
-        self.seen.scalars |= {name: float(value) for name, value in scalars.items()}
+        if taken := scalars.keys() & RESERVED:
+            raise ValueError(f"'{min(taken)}' is a name of rounds.jsonl itself; log it under another")
+        self.seen.scalars |= {name: float(v) if math.isfinite(v) else None for name, v in scalars.items()}
 
     def run(self, task: Callable[[Any, Any], Any], jobs: Iterable[tuple[ClientInfo, Any]]) -> Iterator[Reply[Any]]:
         self._check_closed()
@@ -125,15 +143,21 @@ class Simulation:
         return self._replies(task_of(self.method, task, "client"), jobs)
 
     def map(self, task: Callable[[Any, Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        known = task_of(self.method, task, "server")
+        self._check_closed()
+        self._open = True
+        return self._results(task_of(self.method, task, "server"), items)
+
+    def _results(self, known: Task, items: Iterable[Any]) -> Iterator[Any]:
         entries = (
             Entry(n, None, self._job("server", known.name, call=self._call(SERVER_ID)), self._pack(item, known.message))
             for n, item in enumerate(items)
         )
         for _, outcome in self._stream(entries):
             if outcome.payload is None:
-                raise RunFailed(f"'{known.name}' at the server returned nothing in round {self.round}")
-            yield wire.unpack(known.upload, outcome.payload)
+                yield None
+            else:
+                yield wire.unpack(known.upload, outcome.payload)
+        self._close()
 
     def finish_round(self, weights: Tree | None) -> None:
         """Closes a round: nothing may be left open, and statistics that are to be recomputed are."""
@@ -190,7 +214,7 @@ class Simulation:
                 call = self._call(client.id)
                 data = self._pack(message, task.message)
                 counts["asked"] += 1
-                self.seen.down += len(data)
+                self.seen.down += len(data) + self._statistics_bytes
                 self.seen.model_bytes += 2 * self._model_bytes
                 if not self._silent(client.id, call):
                     yield Entry(number, client, self._job("client", task.name, client.id, call), data)
@@ -204,7 +228,7 @@ class Simulation:
             yield Reply(entry.number, client, accept(task, client, self.round, outcome.payload, self.initial))
         self.seen.asked += counts["asked"]
         self.seen.replies += counts["replies"]
-        self._open = False
+        self._close()
         if counts["replies"] < (needed := min(self.experiment.clients.min_replies, counts["asked"])):
             raise TooFewReplies(
                 f"round {self.round} had {counts['replies']} replies to '{task.name}' and needs {needed} "
@@ -213,7 +237,7 @@ class Simulation:
 
     def _stream(self, entries: Iterator[Entry]) -> Iterator[tuple[Entry, Outcome]]:
         """Outcomes in job order, a small window of jobs under way, and one job at a time for each client."""
-        pooled = None if self.statistics is None else wire.pack(Weights(self.statistics))
+        pooled = None if self.statistics is None else self._pooled()
         under_way: deque[Entry] = deque()
         more = True
         while True:
@@ -273,6 +297,17 @@ class Simulation:
     @cached_property
     def _model_bytes(self) -> int:
         return len(wire.pack(Weights(self.initial)))
+
+    @property
+    def _statistics_bytes(self) -> int:
+        return 0 if self.statistics is None else len(self._pooled())
+
+    def _pooled(self) -> bytes:
+        return wire.pack(Weights(self.statistics or {}))
+
+    def _close(self) -> None:
+        """Ends a run; its message may be changed before the next, so it is packed anew then."""
+        self._open, self._packed = False, (NOTHING, b"")
 
     def _check_closed(self) -> None:
         if self._open:

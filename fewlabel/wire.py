@@ -31,6 +31,7 @@ MAX_HEADER = 1 << 24  # of the JSON, which may take twenty times as much once pa
 MAX_TENSORS = 1 << 16
 MAX_TEXT = 1 << 20
 MAX_DEPTH = 32
+MAX_DIMENSIONS = 32
 
 _RESERVED = {"fewlabel", "value"}
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -351,6 +352,7 @@ def _tensor_in(value: Any, box: _Box) -> Tensor:
     if (entry := box.tensors.pop(str(value), None)) is None:
         raise _PathError(f"tensor {value} is missing or used twice")
     shape, data, dtype = entry["shape"], entry["data"], _DTYPES.get(entry["dtype"])
+    _at_most(MAX_DIMENSIONS, len(shape), "dimensions")  # PyTorch's time grows with their square
     if dtype is None:
         raise _PathError(f"tensors of {entry['dtype']} are not accepted")
     if dtype is torch.bool and data.translate(None, b"\0\1"):

@@ -5,7 +5,7 @@ processes share, and builds one network that every client's task uses in turn.
 """
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from fewlabel.data.sets import Labeled, Unlabeled
 from fewlabel.errors import FewLabelError, StorageError
 from fewlabel.experiment import Experiment, load
 from fewlabel.federation import ClientInfo, Site, batch_statistics, perform, tasks
-from fewlabel.rng import Rng
+from fewlabel.rng import Rng, preserved
 from fewlabel.tree import Tree
 
 EVALUATION_BATCH = 500  # fixed: the bits of a sum depend on how images are batched
@@ -179,7 +179,8 @@ class Worker:
         self.world = World.open(directory)
         self.method = self.world.experiment.method
         self.model = self.world.network(Rng("scratch"))
-        self.modules, self.parameters = tuple(self.model.modules()), tuple(self.model.parameters())
+        self.modules = tuple((module, module.training) for module in self.model.modules())
+        self.parameters = tuple((parameter, parameter.requires_grad) for parameter in self.model.parameters())
         self.states = ClientStates(directory / "clients")
 
     def attempt(self, job: Job, message: bytes, statistics: bytes | None) -> Outcome:
@@ -192,10 +193,12 @@ class Worker:
             return Outcome(None, {}, f"{type(error).__name__}: {error}", traceback.format_exc())
 
     def do(self, job: Job, message: bytes, statistics: bytes | None) -> Outcome:
-        if not all(module.training for module in self.modules):  # to look is ten times faster than to set
-            self.model.train()
-        if not all(parameter.requires_grad for parameter in self.parameters):
-            self.model.requires_grad_(True)
+        for module, training in self.modules:  # as the network was built, whatever the last task made of it
+            module.training = training
+        for parameter, trained in self.parameters:
+            parameter.grad = None
+            if parameter.requires_grad is not trained:  # to look is faster than to set
+                parameter.requires_grad = trained
         rng = Rng(self.world.experiment.seed, "task", job.round, job.client, job.task or job.kind, job.call)
         pooled = None if statistics is None else wire.unpack(Weights, statistics).model
         if job.kind == "evaluate":
@@ -209,7 +212,6 @@ class Worker:
         task, local = tasks(method)[job.task], self.world.experiment.model.buffers == "local"
         keeps = job.client != SERVER_ID and (local or task.state is not type(None))
         stored = self.states.load(job.client, job.round, job.call, stored_kind(task.state)) if keeps else None
-        outside: dict[str, Any] = {}
         site = self.world.site(
             job.client,
             job.round,
@@ -217,48 +219,49 @@ class Worker:
             self.model,
             state=stored.state if stored else None,
             statistics=stored.statistics if local and stored else pooled,
-            audit=self.auditor(job, outside) if job.client != SERVER_ID else None,
-            score=self.scorer(outside) if job.score else None,
+            watched=job.client != SERVER_ID,
         )
         payload = perform(self.method, task, site, message)
+        outside = self.seen(job, site)
         if keeps:
             kind = stored_kind(task.state)
             value = kind(site.state, site.statistics if local else None)
             self.states.save(job.client, job.round, job.call, value, kind, job.checkpointed)
         return Outcome(payload, outside)
 
-    def auditor(self, job: Job, outside: dict[str, Any]) -> Callable[[Tensor, Tensor, int], None]:
-        """Scores pseudo-labels with the labels that the site does not have."""
-        where = torch.from_numpy(self.world.share(job.client, job.round).unlabeled)
+    def seen(self, job: Job, site: Site[Any]) -> dict[str, Any]:
+        """What is measured from outside when a task is done: here alone do hidden labels meet what a method did."""
+        outside: dict[str, Any] = {}
+        where = torch.from_numpy(self.world.share(job.client, job.round).unlabeled) if site.audited else torch.empty(0)
+        for index, pseudo_label, epoch in site.audited or ():
+            found = self.audit(where, index, pseudo_label)
+            audits = outside.setdefault("audit", {})
+            if (before := audits.get(str(epoch))) is not None:
+                found = evaluate.Audit(found.total, found.used + before.used, found.correct + before.correct)
+            audits[str(epoch)] = found
+        if "audit" in outside:
+            outside["audit"] = {epoch: audit.to_json() for epoch, audit in outside["audit"].items()}
+        if job.score and site.scored:
+            outside["local_accuracy"] = self.accuracy(site.scored[0])
+        return outside
+
+    def audit(self, where: Tensor, index: Tensor, pseudo_label: Tensor) -> evaluate.Audit:
+        """Pseudo-labels against the labels that the site does not have."""
         truth, classes = self.world.dataset.splits["train"].labels[where], len(self.world.dataset.classes)
-        total = int((truth >= 0).sum())  # what nobody labeled cannot be scored
+        known = truth[index] >= 0  # what nobody labeled cannot be scored
+        index, pseudo_label = index[known], pseudo_label[known]
+        used = torch.bincount(pseudo_label, minlength=classes)
+        correct = torch.bincount(pseudo_label[pseudo_label == truth[index]], minlength=classes)
+        return evaluate.Audit(int((truth >= 0).sum()), used, correct)
 
-        def audit(index: Tensor, pseudo_label: Tensor, epoch: int) -> None:
-            index, pseudo_label = index[truth[index] >= 0], pseudo_label[truth[index] >= 0]
-            right = pseudo_label == truth[index]
-            used = torch.bincount(pseudo_label, minlength=classes)
-            correct = torch.bincount(pseudo_label[right], minlength=classes)
-            found = evaluate.Audit(total, used, correct)
-            epochs = outside.setdefault("audit", {})
-            if (before := epochs.get(str(epoch))) is not None:
-                before = evaluate.Audit.from_json(before)
-                found = evaluate.Audit(total, before.used + used, before.correct + correct)
-            epochs[str(epoch)] = found.to_json()
-
-        return audit
-
-    def scorer(self, outside: dict[str, Any]) -> Callable[[Tree], None]:
-        def score(weights: Tree) -> None:
-            training = self.model.training
-            self.model.eval()
-            test, right = self.world.whole("test", Rng("evaluate")), 0
-            with torch.inference_mode():
-                for x, y in test.batches("plain", EVALUATION_BATCH, shuffle=False):
-                    right += int((functional_call(self.model, weights, x).argmax(1) == y).sum())
-            self.model.train(training)
-            outside["local_accuracy"] = right / len(test)
-
-        return score
+    def accuracy(self, weights: Tree) -> float:
+        """Of a local model on the test set."""
+        test, right = self.world.whole("test", Rng("evaluate")), 0
+        self.model.eval()
+        with torch.inference_mode():
+            for x, y in test.batches("plain", EVALUATION_BATCH, shuffle=False):
+                right += int((functional_call(self.model, weights, x).argmax(1) == y).sum())
+        return right / len(test)
 
     def evaluate(self, job: Job, weights: Tree, rng: Rng) -> Outcome:
         """Metrics of a model. One without statistics, which stay at the clients, takes those of the images it sees."""
@@ -267,14 +270,14 @@ class Worker:
         def batches() -> Iterator[Tensor]:
             return (x for x, _ in images.batches("plain", EVALUATION_BATCH, shuffle=False))
 
-        self.model.load_state_dict(tree.of(self.model) | weights)
+        self.model.load_state_dict(tree.untrained(self.model) | weights)
         if tree.statistics(tree.of(self.model)).keys() - weights.keys():
             batch_statistics(self.model, batches())
         return Outcome(None, evaluate.measure(evaluate.predict(self.model, batches()), images.y))
 
     def statistics(self, job: Job, weights: Tree, rng: Rng) -> Outcome:
         """A client's own BatchNorm statistics under these weights, over all of its images."""
-        self.model.load_state_dict(tree.of(self.model) | weights)
+        self.model.load_state_dict(tree.untrained(self.model) | weights)
         where = torch.from_numpy(self.world.share(job.client, job.round).images)
         images = Unlabeled(self.world.dataset.splits["train"].images, where, rng.torch)
         batches = images.batches(("plain",), EVALUATION_BATCH, shuffle=False)
@@ -296,7 +299,8 @@ class Serial:
         if self._worker is None or self._worker[0] != job.run:
             self._worker = job.run, Worker(Path(job.run))
         self._tickets += 1
-        self._outcomes[self._tickets] = self._worker[1].attempt(job, message, statistics)
+        with preserved():
+            self._outcomes[self._tickets] = self._worker[1].attempt(job, message, statistics)
         return self._tickets
 
     def ready(self, ticket: int) -> bool:

@@ -42,7 +42,7 @@ class Keeper:
     settings = frozenset({SOME_CLIENTS, EVERY_CLIENT})
 
     def init(self, fed: Federation) -> Model:
-        return Model(tree.of(fed.server.model))
+        return Model(fed.server.weights())
 
     def model(self, state: Model) -> Tree:
         return state.model
@@ -63,7 +63,7 @@ class Keeper:
     @on_client
     def local_update(self, site: Site[Memory], msg: Model) -> Update:
         memory, model, size = site.state or Memory(msg.model, 0), site.load(msg.model), self.local.batch_size
-        optimizer, clip = SGD(model, self.local), self.local.clip
+        optimizer, clip = SGD(model.parameters(), self.local), self.local.clip
         if site.labeled:
             fit(model, optimizer, site.labeled.batches("weak", size), lambda b: cross_entropy(model(b[0]), b[1]), clip)
         if site.unlabeled:
@@ -74,6 +74,6 @@ class Keeper:
             site.audit(sure, label[sure])
             batches = site.unlabeled.batches(("weak",), size, subset=sure) if len(sure) else iter(())
             fit(model, optimizer, batches, lambda b: share[b[1]].mean() * cross_entropy(model(b[0]), label[b[1]]), clip)
-            teacher = tree.mean([(self.decay, memory.teacher), (1 - self.decay, tree.of(model))])
+            teacher = tree.mean([(self.decay, memory.teacher), (1 - self.decay, site.weights())])
             site.state = memory = Memory(teacher, memory.age + 1)
         return Update(site.weights(), memory.age)

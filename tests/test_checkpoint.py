@@ -93,35 +93,35 @@ def test_without_a_checkpoint_there_is_nothing_to_load(checkpoints: Checkpoints)
 
 
 def test_a_checkpoint_is_read_back_to_the_bit(checkpoints: Checkpoints) -> None:
-    checkpoints.save(saved(7))
+    checkpoints.save(7, checkpoints.pack(saved(7)))
     found = checkpoints.load()
     assert found is not None
     assert (found.round, found.state) == (7, Note("after 7"))
     assert found.statistics is not None
     torch.testing.assert_close(found.statistics, saved(7).statistics, rtol=0, atol=0)
-    checkpoints.save(Saved(8, Note("no statistics"), None))
+    checkpoints.save(8, checkpoints.pack(Saved(8, Note("no statistics"), None)))
     assert checkpoints.load() == Saved(8, Note("no statistics"), None)
 
 
 def test_equal_checkpoints_have_equal_names(checkpoints: Checkpoints) -> None:
-    checkpoints.save(saved(7))
+    checkpoints.save(7, checkpoints.pack(saved(7)))
     first = names(checkpoints.folder)
-    checkpoints.save(saved(7))
+    checkpoints.save(7, checkpoints.pack(saved(7)))
     assert names(checkpoints.folder) == first
 
 
 def test_a_checkpoint_replaces_the_older_one_and_what_a_kill_left_aside(checkpoints: Checkpoints) -> None:
-    checkpoints.save(saved(9))
+    checkpoints.save(9, checkpoints.pack(saved(9)))
     (checkpoints.folder / ".round-000010-0123456789abcdef.safetensors.4711").write_bytes(b"half")
-    checkpoints.save(saved(10))
+    checkpoints.save(10, checkpoints.pack(saved(10)))
     assert [name[:13] for name in names(checkpoints.folder)] == ["round-000010-"]
 
 
 def test_the_newest_checkpoint_is_taken_when_a_kill_left_two(checkpoints: Checkpoints) -> None:
-    checkpoints.save(saved(9))
+    checkpoints.save(9, checkpoints.pack(saved(9)))
     older = next(checkpoints.folder.iterdir())
     data = older.read_bytes()
-    checkpoints.save(saved(10))
+    checkpoints.save(10, checkpoints.pack(saved(10)))
     older.write_bytes(data)
     found = checkpoints.load()
     assert found is not None
@@ -132,10 +132,10 @@ def test_a_failed_save_keeps_the_checkpoint_before(checkpoints: Checkpoints, mon
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    checkpoints.save(saved(2))
+    checkpoints.save(2, checkpoints.pack(saved(2)))
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match="No space left"):
-        checkpoints.save(saved(4))
+        checkpoints.save(4, checkpoints.pack(saved(4)))
     found = checkpoints.load()
     assert found is not None
     assert found.round == 2
@@ -143,7 +143,7 @@ def test_a_failed_save_keeps_the_checkpoint_before(checkpoints: Checkpoints, mon
 
 @pytest.mark.parametrize("at", [0, 100, -1])
 def test_a_damaged_checkpoint_is_told_from_a_whole_one(checkpoints: Checkpoints, at: int) -> None:
-    checkpoints.save(saved(7))
+    checkpoints.save(7, checkpoints.pack(saved(7)))
     path = next(checkpoints.folder.iterdir())
     data = bytearray(path.read_bytes())
     data[at] ^= 1
@@ -153,7 +153,7 @@ def test_a_damaged_checkpoint_is_told_from_a_whole_one(checkpoints: Checkpoints,
 
 
 def test_a_checkpoint_cut_short_is_damaged(checkpoints: Checkpoints) -> None:
-    checkpoints.save(saved(7))
+    checkpoints.save(7, checkpoints.pack(saved(7)))
     path = next(checkpoints.folder.iterdir())
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(StorageError, match="is damaged"):
@@ -165,13 +165,14 @@ def test_another_format_names_the_version_that_wrote_it(
 ) -> None:
     with monkeypatch.context() as later:
         later.setattr(checkpoint, "FORMAT", "2")
-        Checkpoints(checkpoints.folder, Note, "9.9").save(saved(7))
+        other = Checkpoints(checkpoints.folder, Note, "9.9")
+        other.save(7, other.pack(saved(7)))
     with pytest.raises(StorageError, match=r"written by fewlabel 9\.9 in another format \(2, here 1\)"):
         checkpoints.load()
 
 
 def test_a_checkpoint_of_another_method_does_not_fit(checkpoints: Checkpoints) -> None:
-    checkpoints.save(saved(7))
+    checkpoints.save(7, checkpoints.pack(saved(7)))
     with pytest.raises(StorageError, match="does not fit this method"):
         Checkpoints(checkpoints.folder, Other, "0.1.0").load()
 

@@ -33,7 +33,7 @@ CASES = [
 ]
 
 
-def experiment(method, setting: Setting) -> Experiment:
+def experiment(method, setting: Setting, buffers: str = "global") -> Experiment:
     """Small but whole: BatchNorm, dropout, clients that take turns and fall silent, an evaluation every other round."""
     if hasattr(method, "local"):
         method = replace(method, local=replace(method.local, epochs=1, batch_size=32))
@@ -42,7 +42,7 @@ def experiment(method, setting: Setting) -> Experiment:
         seed=5,
         rounds=ROUNDS,
         data=Data("digits", image_size=16),
-        model=Net("tests.nets:tiny"),
+        model=Net("tests.nets:tiny", buffers=buffers),
         clients=Clients(count=6, per_round=4, dropout=0.1, alpha=2.0),
         labels=Labels(at=setting.value, clients=2, per_class=None if setting == Setting.SOME_CLIENTS else 4),
         evaluate=Evaluate(every=2, local=True),
@@ -94,6 +94,16 @@ def test_two_and_three_workers_give_the_bits_of_one(method, setting, undisturbed
         execute(directory, executor=executor)
         assert weights(directory) == weights(one)
         assert lines(directory) == lines(one)
+
+
+@pytest.mark.parametrize("buffers", ["local", "recomputed"])
+@pytest.mark.parametrize("method", [pytest.param(m, id=n) for n, m in {**METHODS, "keeper": Keeper()}.items()])
+def test_every_policy_for_statistics_works_with_any_number_of_workers(method, buffers, pool, tmp_path):
+    setting = sorted(method.settings)[0]
+    for number, executor in ((1, Serial()), (2, pool)):
+        execute(prepare(experiment(method, setting, buffers), tmp_path / str(number)), executor=executor)
+    assert weights(tmp_path / "1") == weights(tmp_path / "2")
+    assert lines(tmp_path / "1") == lines(tmp_path / "2")
 
 
 class Mortal(Serial):

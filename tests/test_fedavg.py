@@ -209,16 +209,15 @@ def test_batches_are_of_the_size_asked_for():
 
 
 def test_a_local_model_is_shown_to_who_measures_it():
-    shown: list[Tree] = []
-    one = site(1, 3.0, [1], score=shown.append)
+    one = site(1, 3.0, [1], watched=True)
     upload = FedAvg(local=PLAIN).local_update(one, START)
-    assert len(shown) == 1
-    assert torch.equal(shown[0]["1.weight"], upload.model["1.weight"])
+    (shown,) = one.scored
+    assert torch.equal(shown["1.weight"], upload.model["1.weight"])
 
 
 def test_the_first_model_is_the_networks_own():
     net = nn.Linear(2, 2)
-    state = FedAvg().init(SimpleNamespace(server=SimpleNamespace(model=net)))
+    state = FedAvg().init(SimpleNamespace(server=SimpleNamespace(weights=lambda: tree.of(net))))
     assert torch.equal(state.model["weight"], net.weight)
     assert FedAvg().model(state) is state.model
 

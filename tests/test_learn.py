@@ -21,7 +21,7 @@ class Weights(nn.Module):
 def trained(start: list[float], gradients: list[list[float]], local: Local) -> list[float]:
     model = Weights(*start)
     batches = [torch.tensor(gradient) for gradient in gradients]
-    fit(model, SGD(model, local), batches, lambda c: (model.w * c).sum(), local.clip)
+    fit(model, SGD(model.parameters(), local), batches, lambda c: (model.w * c).sum(), local.clip)
     return model.w.tolist()
 
 
@@ -68,7 +68,7 @@ def test_our_step_is_that_of_torch_optim(momentum, decay):
     theirs.load_state_dict(ours.state_dict())
     reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=momentum, weight_decay=decay, fused=True)
     images = torch.randn(6, 8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    optimizer = SGD(ours, local)
+    optimizer = SGD(ours.parameters(), local)
     for x in images:
         for model, step in ((ours, optimizer), (theirs, reference)):
             step.zero_grad()
@@ -81,7 +81,7 @@ def test_our_step_is_that_of_torch_optim(momentum, decay):
 def test_frozen_parameters_and_those_without_a_gradient_stay_as_they_are():
     model = nn.ModuleDict({"used": Weights(1.0), "unused": Weights(1.0), "frozen": Weights(1.0)})
     model["frozen"].requires_grad_(False)
-    optimizer = SGD(model, Local(lr=1.0, weight_decay=0.5))
+    optimizer = SGD(model.parameters(), Local(lr=1.0, weight_decay=0.5))
     fit(model, optimizer, [0, 0], lambda _: model["used"].w.sum() * model["frozen"].w.sum(), 5.0)
     assert model["used"].w.item() < 0
     assert model["unused"].w.item() == model["frozen"].w.item() == 1.0
@@ -96,14 +96,14 @@ def test_training_is_in_training_mode():
         modes.append([module.training for module in model.modules()])
         return model[0].w.sum()
 
-    fit(model, SGD(model, PLAIN), [0], loss)
+    fit(model, SGD(model.parameters(), PLAIN), [0], loss)
     assert modes == [[True, True, True]]
 
 
 def test_a_leftover_gradient_is_forgotten():
     model = Weights(0.0)
     model.w.grad = torch.tensor([1000.0])
-    fit(model, SGD(model, PLAIN), [torch.tensor([1.0])], lambda c: (model.w * c).sum())
+    fit(model, SGD(model.parameters(), PLAIN), [torch.tensor([1.0])], lambda c: (model.w * c).sum())
     assert model.w.tolist() == [-0.5]
 
 
@@ -119,7 +119,7 @@ def test_an_iterator_of_batches_is_consumed_one_at_a_time():
         events.append(f"loss {number}")
         return model.w.sum()
 
-    fit(model, SGD(model, PLAIN), batches(), loss)
+    fit(model, SGD(model.parameters(), PLAIN), batches(), loss)
     assert events == ["batch 0", "loss 0", "batch 1", "loss 1", "batch 2", "loss 2"]
 
 

@@ -148,12 +148,11 @@ def test_the_audit_scores_the_images_of_the_round(run_dir):
     worker = Worker(run_dir("stream.steps=3", "stream.rounds=2"))
     truth, share = worker.world.dataset.splits["train"].labels, worker.world.partition.shares[2]
     there = np.array_split(share.unlabeled, 3)[1]
-    audited: dict = {}
-    audit = worker.auditor(Job("", "client", client=2, round=3), audited)
     said = truth[torch.from_numpy(there)].clone()
     said[:4] = (said[:4] + 1) % 10
-    audit(torch.arange(len(there)), said, 0)
-    found = Audit.from_json(audited["audit"]["0"])
+    site = worker.world.site(2, 3, Rng(0), worker.model, watched=True)
+    site.audit(torch.arange(len(there)), said)
+    found = Audit.from_json(worker.seen(Job("", "client", client=2, round=3), site)["audit"]["0"])
     assert (found.total, int(found.used.sum()), int(found.correct.sum())) == (len(there), len(there), len(there) - 4)
 
 

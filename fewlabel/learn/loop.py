@@ -25,6 +25,8 @@ class Local:
 
 
 class Optimizer(Protocol):
+    parameters: list[Tensor]
+
     def zero_grad(self) -> None: ...
 
     def step(self) -> None: ...
@@ -37,8 +39,8 @@ class SGD:
     small network a quarter of a millisecond; this one a tenth of that. Momentum is open to methods that keep it.
     """
 
-    def __init__(self, model: nn.Module, local: Local) -> None:
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    def __init__(self, parameters: Iterable[Tensor], local: Local) -> None:
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.momentum = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.local = local
 
@@ -77,5 +79,5 @@ def fit(
         optimizer.zero_grad()
         loss(batch).backward()  # type: ignore[no-untyped-call]
         if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            nn.utils.clip_grad_norm_(optimizer.parameters, clip)
         optimizer.step()

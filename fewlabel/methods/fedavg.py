@@ -37,14 +37,15 @@ class FedAvg:
     settings = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
 
     def init(self, fed: Federation) -> Model:
-        return Model(tree.of(fed.server.model))
+        return Model(fed.server.weights())
 
     def model(self, state: Model) -> Tree:
         return state.model
 
     def round(self, state: Model, fed: Federation) -> Model:
         if fed.server.labeled:
-            state = next(fed.map(self.local_update, [state])) or state
+            [trained] = fed.map(self.local_update, [state])
+            state = trained or state
         replies = fed.run(self.local_update, broadcast(fed.sample(among=fed.labeled), state))
         weighted = ((r.client.num_labeled if self.weights == "size" else 1, r.upload.model) for r in replies)
         return Model(tree.mean(weighted, default=state.model))
@@ -61,7 +62,7 @@ class FedAvg:
             supervised = cross_entropy(model(x), y)
             return supervised + self.proximal * proximal(model, msg.model) if self.proximal else supervised
 
-        optimizer = SGD(model, self.local)
+        optimizer = SGD(model.parameters(), self.local)
         for _ in range(self.local.epochs):
             fit(model, optimizer, site.labeled.batches("weak", self.local.batch_size), loss, self.local.clip)
         site.score(tree.of(model))
