@@ -166,7 +166,7 @@ def test_a_checkpoint_of_another_format_is_refused(
     assert last is not None
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "FORMAT", "99")
-        files.save(last)
+        files.save(last.round, files.pack(last))
     code, sentence = complaint("run", "--resume", "run")
     assert code == 4
     assert "written by fewlabel 9.9.9 in another format (99, here 1)" in sentence

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,11 +59,25 @@ def arrived(index: Index, round: int, stream: "Stream") -> Index:
     return parts[step] if stream.mode == "replace" else np.concatenate(parts[: step + 1])
 
 
+class Shares(Sequence[Share]):
+    """All clients' images in one array: they take memory for their images, however many clients there are."""
+
+    def __init__(self, index: Index, ends: Index) -> None:
+        self._index, self._ends = index, ends  # client c: labeled up to ends[2c + 1], unlabeled up to ends[2c + 2]
+
+    def __len__(self) -> int:
+        return len(self._ends) // 2
+
+    def __getitem__(self, client: int) -> Share:  # type: ignore[override]
+        start, middle, end = self._ends[2 * range(len(self))[client] :][:3]
+        return Share(self._index[start:middle], self._index[middle:end])
+
+
 @dataclass(frozen=True)
 class Partition:
     """The training split, dealt out."""
 
-    shares: tuple[Share, ...]
+    shares: Sequence[Share]
     server: Index  # labeled images at the server
     data: str = ""  # digest of the data set whose images these indices count
     validation: Index = field(default_factory=nothing)  # labeled images that the server validates on
@@ -75,10 +91,10 @@ class Partition:
     @cached_property
     def checksum(self) -> str:
         digest = hashlib.sha256()
-        parts = [self.server, *(part for share in self.shares for part in (share.labeled, share.unlabeled))]
-        if len(self.validation) or self.noise.size:  # three more, so that an even number tells them from shares
-            parts += [self.validation, *self.noise]
-        for index in parts:
+        # Three more where there are any, so that an even number tells them from shares.
+        more = [self.validation, *self.noise] if len(self.validation) or self.noise.size else []
+        shared = (part for share in self.shares for part in (share.labeled, share.unlabeled))
+        for index in chain([self.server], shared, more):
             digest.update(len(index).to_bytes(8, "little") + index.astype("<i8").tobytes())
         return digest.hexdigest()
 
@@ -109,12 +125,23 @@ class Partition:
 
     @classmethod
     def load(cls, path: Path) -> "Partition":
+        images, ends = array("q"), array("q", [0])
+
+        def lay(entry: dict[str, Any]) -> dict[str, Any] | None:
+            """Lays a client's lists into the array as they are read, so that no two clients' are in memory."""
+            if "unlabeled" not in entry:
+                return entry
+            for part in ("labeled", "unlabeled"):
+                images.extend(entry[part])
+                ends.append(len(images))
+            return None
+
         def index(numbers: list[int]) -> Index:
             return np.array(numbers, dtype=np.int64)
 
         try:
-            whole: dict[str, Any] = json.loads(path.read_text())
-            shares = tuple(Share(index(c["labeled"]), index(c["unlabeled"])) for c in whole["clients"])
+            whole: dict[str, Any] = json.loads(path.read_text(), object_hook=lay)
+            shares = Shares(np.array(images, np.int64), np.array(ends, np.int64))
             partition = cls(
                 shares,
                 index(whole["server"]["labeled"]),
