@@ -29,4 +29,4 @@ lint: .venv/installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv

@@ -155,11 +155,11 @@ def compare(
     Repeated, it skips what is done and resumes what was interrupted.
 
     Examples:
-      fewlabel compare --methods fedavg,fedprox --seeds 0,1,2
+      fewlabel compare --methods fedprox --seeds 0,1,2
       fewlabel compare experiment.toml --methods fedprox --set rounds=50
     """
     if not methods:
-        raise BadInput("compare needs --methods, such as --methods fedavg,fedprox")
+        raise BadInput("compare needs --methods, such as --methods fedprox")
     base = table_of(file)
     names = dict.fromkeys(["labels-only", *words(methods), "all-labels"])
     axes = {"method": [method_of(base, name) for name in names]} | seeds_axis(seeds)
@@ -192,7 +192,9 @@ def sweep(
     axes = dict(axes_of(base.pop("grid", {}))) | dict(map(axis, vary or []))
     if methods is not None:
         axes["method"] = [method_of(base, name) for name in words(methods)]
-    root = out or RUNS / (file.stem if file else "sweep")
+    if not axes and seeds is None:
+        raise BadInput("sweep needs something to vary: --vary, --methods, --seeds or a table [grid] in FILE")
+    root = out or RUNS / (f"sweep-{file.stem}" if file else "sweep")
     run_many(base, axes | seeds_axis(seeds), settings(data, changes), root, workers, form)
 
 
@@ -352,10 +354,17 @@ def run_many(
     experiments = sweep.grid(without_method(base) if "method" in axes else base, axes, changes)
     rounds = {sweep.place(experiment, root): experiment.rounds for experiment in experiments}
     done = sum((directory / "summary.json").exists() for directory in rounds)
+    failure = None
     with interruptible("do the same again") as stop, Runs(rounds, done) as shown:
-        sweep.sweep(experiments, root, workers=workers, watch=shown.watch, stop=stop)
+        try:
+            sweep.sweep(experiments, root, workers=workers, watch=shown.watch, stop=stop)
+        except RunFailed as error:  # what the others found is shown all the same
+            failure = error
     comparison = Comparison([Result(directory) for directory in rounds])
     show_result(comparison, form, comparison.report(root / "report.html"))
+    if failure is not None:
+        failure.add_note("to go on: do the same again")
+        raise failure
 
 
 @contextmanager
@@ -407,7 +416,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as error:
         sentence, code = verdict(error)
         if sentence:
-            tell("; ".join([sentence, *getattr(error, "__notes__", [])]))
+            tell("; ".join([sentence.rstrip("."), *getattr(error, "__notes__", [])]))
         return code
     finally:
         try:

@@ -280,6 +280,8 @@ def load(path: Path, changes: Sequence[str] = ()) -> Experiment:
         table = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise BadInput(f"there is no file {path}") from None
+    except IsADirectoryError:
+        raise BadInput(f"{path} is a directory; give a TOML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:

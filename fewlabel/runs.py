@@ -174,6 +174,7 @@ class Run:
         if isinstance(error, ClientError) and error.__cause__:
             with suppress(OSError):
                 trace.write_text(str(error.__cause__))
+                error.add_note(f"traceback in {trace}")
         elif not isinstance(error, FewLabelError | OSError) and not type(self.method).__module__.startswith(
             "fewlabel."
         ):

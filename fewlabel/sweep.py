@@ -7,6 +7,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import product
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -14,18 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from fewlabel import strict
-from fewlabel.errors import FewLabelError, RunFailed
+from fewlabel.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.experiment import Experiment, dumps, load, read
 from fewlabel.pool import end_with
 from fewlabel.runs import Interrupted, execute, prepare
 
-Watch = Callable[
-    [Path, dict[str, Any]], None
-]  # is shown each run's lines, and at its end {"done": true} or {"failed": …}
+# Is shown each run's lines, and at its end {"done": true} or {"failed": …}.
+Watch = Callable[[Path, dict[str, Any]], None]
 
 
 def grid(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], changes: Sequence[str] = ()) -> list[Experiment]:
     """Every combination of the axes, which are dotted settings such as method, seed or clients.alpha."""
+    if twice := {change.partition("=")[0].strip() for change in changes} & axes.keys():
+        raise BadInput(f"{min(twice)} is both set and varied; give one of them")
+    axes = dict(sorted(axes.items(), key=lambda axis: axis[0] != "method"))  # whose own settings come after it
     experiments = []
     for values in product(*axes.values()):
         table: dict[str, Any] = json.loads(json.dumps(dict(base)))
@@ -40,9 +43,16 @@ def grid(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], changes: Se
 
 def place(experiment: Experiment, root: Path) -> Path:
     """Where a run of this experiment lies below a sweep's directory: equal experiments at the same place."""
-    digest = hashlib.blake2b(dumps(experiment).encode(), digest_size=4).hexdigest()
+    digest = hashlib.blake2b(dumps(experiment).encode() + own_code(experiment), digest_size=4).hexdigest()
     name = f"{experiment.name}-{experiment.data.name}".replace(":", "-").replace("/", "-")
     return root / f"{name}-seed{experiment.seed}-{digest}"
+
+
+def own_code(experiment: Experiment) -> bytes:
+    """The files of a method or network of one's own: whoever edits one wants its runs done again."""
+    names = [type(experiment.method).__module__, *experiment.model.name.split(":")[:-1]]
+    files = [getattr(import_module(name), "__file__", None) for name in names if not name.startswith("fewlabel.")]
+    return b"".join(Path(file).read_bytes() for file in files if file)
 
 
 def sweep(

@@ -202,7 +202,7 @@ def test_a_sweep_runs_the_grid_of_file_and_options_and_resumes(fewlabel: Command
         (a, p) for a in alphas for p in partitions
     }
     assert len(labels) == 4
-    first = next((tmp_path / "runs" / "my").glob("*/summary.json"))
+    first = next((tmp_path / "runs" / "sweep-my").glob("*/summary.json"))
     first.unlink()  # as if it had been killed before its end
     again = fewlabel(*argv, "--workers", "2", "--format", "json")
     assert again.err.splitlines()[0] == "3 of 4 runs are done already"
@@ -284,7 +284,7 @@ def test_one_signal_to_a_sweep_stops_all_its_runs(tmp_path: Path) -> None:
 
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
     running = process("run", "--method", "tests.bad_methods:Sleeps", *QUICK, "--workers", "2", "--out", "slow")
-    wait_for((tmp_path / "slow" / ".lock").exists)
+    wait_for((tmp_path / "slow" / "rounds.jsonl").exists)
     running.send_signal(signal.SIGINT)
     assert running.stderr is not None
     assert "once more to leave at once" in running.stderr.readline()

@@ -255,7 +255,7 @@ def test_a_data_set_is_decoded_once_and_nothing_is_left_aside(cache):
     datasets.load("tests.owndata:two_colours", 4)
     datasets.load("tests.owndata:two_colours", 4)
     assert owndata.CALLS == ["two_colours"]
-    assert [path.name for path in cache.iterdir()] == ["tests.owndata-two_colours-4px-v1"]
+    assert [path.name for path in cache.iterdir()] == ["tests.owndata-two_colours-4px-v2"]
 
 
 def load_at_once(barrier, queue) -> None:
@@ -274,12 +274,12 @@ def test_two_processes_may_decode_at_once(cache):
     for process in processes:
         process.join()
     assert found == [int(datasets.load("digits", 20).splits["train"].images.pixels.sum())] * 2
-    assert [path.name for path in cache.iterdir()] == ["digits-20px-v1"]
+    assert [path.name for path in cache.iterdir()] == ["digits-20px-v2"]
 
 
 def test_the_slower_of_two_processes_takes_what_the_faster_wrote(cache):
     datasets.load("digits", 8)
-    datasets.decode("digits", 8, cache / "digits-8px-v1", datasets.digits)
+    datasets.decode("digits", 8, cache / "digits-8px-v2", datasets.digits)
     assert len(list(cache.iterdir())) == 1
 
 
@@ -302,7 +302,7 @@ def test_a_disk_that_fills_up_while_decoding_says_so_and_leaves_nothing(cache, m
 
 def test_a_damaged_cache_says_so(cache):
     datasets.load("digits", 8)
-    (cache / "digits-8px-v1" / "about.json").unlink()
+    (cache / "digits-8px-v2" / "about.json").unlink()
     with pytest.raises(StorageError, match="cannot be written"):
         datasets.load("digits", 8)
 
@@ -355,3 +355,14 @@ def test_resizing_is_bilinear_with_antialiasing():
     # where the outermost falls away.
     assert datasets.resize(image, 2)[0, 0].tolist() == [[29, 171], [29, 171]]
     assert datasets.resize(image, 4) is image
+
+
+def test_a_function_of_ones_own_that_fails_or_returns_something_else_is_named(tmp_path, monkeypatch):
+    (tmp_path / "badsets.py").write_text("def gone():\n    open('/nowhere/x.png')\n\n\ndef pair():\n    return 1, 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(BadInput, match=r"data set 'badsets:gone' failed: FileNotFoundError: .*x.png"):
+        datasets.load("badsets:gone", 8)
+    with pytest.raises(
+        BadInput, match=r"data set 'badsets:pair' must return a fewlabel.data.datasets.Raw, returned tuple"
+    ):
+        datasets.load("badsets:pair", 8)

@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     with pytest.raises(StorageError, match="cannot be read"):
         load(tmp_path / "latin.toml")
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(BadInput, match="is a directory"):
         load(tmp_path)
 
 

@@ -23,11 +23,11 @@ from fewlabel.data.published import PUBLISHED, REFUSED
 from fewlabel.data.raw import CHUNK, Part, Raw
 from fewlabel.data.sets import Images
 from fewlabel.data.splits import SIDES, groups, sides
-from fewlabel.errors import BadInput, StorageError
+from fewlabel.errors import BadInput, FewLabelError, StorageError
 
 __all__ = ["DATASETS", "Dataset", "Part", "Raw", "Split", "load"]
 
-FORMAT = 1  # of the decoded arrays; a change here decodes anew
+FORMAT = 2  # of the decoded arrays; a change here decodes anew
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,15 @@ def own(name: str) -> Raw:
         found: Callable[[], Raw] = getattr(importlib.import_module(module), function)
     except Exception as error:  # what somebody else's code may raise is not ours to list
         raise BadInput(f"data set '{name}' cannot be imported: {error}") from error
-    return found()
+    try:
+        raw = found()
+    except FewLabelError:
+        raise
+    except Exception as error:
+        raise BadInput(f"data set '{name}' failed: {type(error).__name__}: {error}") from error
+    if not isinstance(raw, Raw):
+        raise BadInput(f"data set '{name}' must return a fewlabel.data.datasets.Raw, returned {type(raw).__name__}")
+    return raw
 
 
 def cache_folder() -> Path:
