@@ -47,6 +47,7 @@ class Known(StrEnum):
     MODELS = "models"
     PARTITIONS = "partitions"
     VIEWS = "views"
+    SETTINGS = "settings"
 
 
 def use_data_dir(folder: Path | None) -> None:
@@ -202,7 +203,7 @@ def sweep(
 def list_(what: Annotated[Known, Argument(metavar="WHAT", hidden=True)], form: Format = Form.TEXT) -> None:
     """List what there is to choose from.
 
-    WHAT is methods, datasets, models, partitions or views.
+    WHAT is methods, datasets, models, partitions, views, or settings with their defaults.
 
     Examples:
       fewlabel list methods

@@ -7,6 +7,7 @@ import ast
 import json
 import time
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -131,6 +132,16 @@ def known(what: str) -> list[dict[str, Any]]:
         from fewlabel.models import MODELS
 
         abouts = {name: entry.about for name, entry in MODELS.items()}
+    elif what == "settings":
+        from fewlabel.experiment import Experiment, Stream, plain_method
+        from fewlabel.strict import keys
+
+        usual = Experiment(stream=Stream())  # whose own settings have defaults where there is one
+        values = {key: reduce(getattr, key.split("."), usual) for key in keys(Experiment) if key != "method"}
+        method = plain_method(usual.method)
+        local = {f"local.{key}": value for key, value in method.pop("local").items()}
+        own = {f"method.{key}": value for key, value in (method | local).items()}
+        abouts = {key: "none" if value is None else str(value) for key, value in (values | own).items()}
     elif what == "views":
         from fewlabel.data.views import VIEWS
 

@@ -349,3 +349,12 @@ def test_a_measurement_is_one_json_document_whatever_it_prints(
     monkeypatch.setattr("fewlabel.cli.__file__", str(tmp_path / "fewlabel" / "cli.py"))
     assert fewlabel("bench") == (0, "tiny  How fast nothing is.\n", "")
     assert fewlabel("bench", "tiny") == (0, '{\n "s": 0\n}\n', "1\n")
+
+
+def test_settings_are_listed_with_their_defaults(fewlabel: Command) -> None:
+    rows = {row["name"]: row["about"] for row in json.loads(fewlabel("list", "settings", "--format", "json").out)}
+    assert rows["rounds"] == "30"
+    assert rows["clients.alpha"] == "0.8"
+    assert rows["clients.per_round"] == "none"
+    assert rows["method.local.lr"] == "0.03"
+    assert rows["stream.steps"] == "10"
