@@ -57,7 +57,7 @@ def step(images: Images) -> Callable[[], object]:
     model = models.build("simple-cnn", 3, 10, SIZE)
     batch = images.view(torch.arange(BATCH), "plain", torch.Generator()), torch.arange(BATCH) % 10
     local = Local()
-    optimizer = SGD(model, local)
+    optimizer = SGD(model.parameters(), local)
 
     def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
         return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
