@@ -5,6 +5,7 @@ No thread redraws the bar: worker processes are forked meanwhile, and a fork cop
 
 import ast
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -119,11 +120,16 @@ def known(what: str) -> list[dict[str, Any]]:
     """Names and what they stand for; methods also with the places where labels may be."""
     if what == "methods":
         from fewlabel.experiment import ROWS
-        from fewlabel.methods import METHODS
+        from fewlabel.methods import ABOUT, METHODS
 
         rows = {name: (METHODS[method], about) for name, (method, _, about) in ROWS.items()}
-        rows |= {name: (method, describe(method)) for name, method in METHODS.items()}
-        return [{"name": n, "about": about, "settings": sorted(m.settings)} for n, (m, about) in rows.items()]
+        rows |= {name: (method, ABOUT.get(name, first_line(method.__doc__))) for name, method in METHODS.items()}
+        first = {type(method): name for name, method in reversed(METHODS.items())}
+        return [
+            {"name": name, "about": about, "settings": sorted(method.settings)}
+            | ({"leaves": leaves(type(method))} if first[type(method)] == name else {"like": first[type(method)]})
+            for name, (method, about) in rows.items()
+        ]
     if what == "datasets":
         from fewlabel.data.datasets import DATASETS
 
@@ -153,13 +159,10 @@ def known(what: str) -> list[dict[str, Any]]:
     return [{"name": name, "about": about} for name, about in abouts.items()]
 
 
-def describe(method: Any) -> str:
-    """What a method's class says of itself, and where this one differs from its defaults."""
-    from fewlabel.strict import plain
-
-    usual = plain(type(method)())
-    other = [f"{key} = {value}" for key, value in plain(method).items() if usual.get(key) != value]
-    return first_line(type(method).__doc__) + (f" With {', '.join(other)}." if other else "")
+def leaves(method: type) -> str:
+    """What a method's file says about what leaves a site."""
+    _, found, text = (sys.modules[method.__module__].__doc__ or "").partition("What leaves a site: ")
+    return " ".join((found + text).split())
 
 
 def first_line(doc: str | None) -> str:
@@ -181,6 +184,8 @@ def show_list(rows: Sequence[Mapping[str, Any]], form: str) -> None:
     for row in rows:
         places = f" Labels at {', '.join(row['settings'])}." if "settings" in row else ""
         table.add_row(row["name"], row["about"] + places)
+        if "leaves" in row:
+            table.add_row("", row["leaves"])
     return Console(highlight=False, markup=False, emoji=False).print(table)
 
 

@@ -110,6 +110,7 @@ def metrics(counts: Counts, class_auc: Tensor | None = None, auc_bound: Tensor |
         "binary_accuracy": _mean((hits + rest - false_alarms) / images),
         "binary_sensitivity": _mean(hits / true),
         "binary_specificity": _mean((rest - false_alarms) / rest),
+        "binary_f1": _mean((2 * hits / (hits + false_alarms + true))[true > 0]),
         "confusion": counts.confusion.tolist(),
     }
     return result if auc_bound is None else result | {"auc_bound": _mean(auc_bound)}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fewlabel import tree, wire
-from fewlabel.data.sets import Labeled, Unlabeled
+from fewlabel.data.sets import Labeled, Tally, Unlabeled
 from fewlabel.errors import BadInput, RunFailed
 from fewlabel.rng import Rng
 from fewlabel.tree import Tree
@@ -53,6 +53,13 @@ class ClientInfo:
         return self.num_labeled + self.num_unlabeled
 
 
+@dataclass(frozen=True)
+class Model:
+    """State, message and upload of methods that exchange nothing but weights."""
+
+    model: Tree
+
+
 class Site(Generic[C]):
     """A place that holds data, a client or the server, for the length of one task."""
 
@@ -72,6 +79,7 @@ class Site(Generic[C]):
         buffers: str = "global",
         statistics: Tree | None = None,
         watched: bool = False,
+        tally: Tally | None = None,
     ) -> None:
         self.info = info
         self.round, self.rounds, self.num_classes = round, rounds, num_classes
@@ -83,6 +91,8 @@ class Site(Generic[C]):
         # What whoever watches from outside looks at when the task is done; nothing is kept in deployment.
         self.audited: list[tuple[Tensor, Tensor, int]] | None = [] if watched else None
         self.scored: list[Tree] | None = [] if watched else None
+        self.shown: dict[str, Tensor] | None = {} if watched else None
+        self.tally = tally or Tally()
 
     def load(self, weights: Tree) -> nn.Module:
         """The scratch network with these weights, and the statistics that the experiment's policy gives this site."""
@@ -109,6 +119,12 @@ class Site(Generic[C]):
         """Shows a local model to whoever measures it from outside, in evaluated rounds; a no-op in deployment."""
         if self.scored is not None:
             self.scored[:] = [weights]
+
+    def show(self, **values: Tensor) -> None:
+        """Shows tensors to whoever watches from outside, in evaluated rounds, as a mean over clients that leaves NaN
+        out; a no-op in deployment."""
+        if self.shown is not None:
+            self.shown |= {name: value.detach().clone() for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -154,7 +170,7 @@ class Federation(Protocol):
 
     def rng(self, *names: int | str) -> Rng: ...
 
-    def log(self, **scalars: float) -> None:
+    def log(self, **values: float | Tensor) -> None:
         """Numbers for this round's line in rounds.jsonl."""
 
     def finish_round(self, weights: Tree | None) -> None:

@@ -37,6 +37,25 @@ def draw(axes: "Axes", points: Mapping[int, float], **style: Any) -> None:
         axes.plot(list(points), list(points.values()), marker="o" if len(points) == 1 else "", **style)
 
 
+def matrices(pair: Mapping[str, Any], when: str, path: Path | str | None) -> "Figure":
+    """Two matrices and their absolute difference, as in FedIRM's Fig. 2a; what nobody knows is left blank."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    found = {name: np.array(rows, dtype=float) for name, rows in pair.items()}
+    first, second = found.values()
+    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+    for axes, (name, values) in zip(
+        figure.subplots(1, 3), [*found.items(), ("difference", np.abs(first - second))], strict=True
+    ):
+        image = axes.imshow(values, vmin=0, vmax=float(np.nanmax([first, second])), cmap="viridis")
+        axes.set_title(f"{name}, {when}", fontsize=10)
+        axes.set_xlabel("class said")
+        axes.set_ylabel("class")
+    figure.colorbar(image, ax=figure.axes, shrink=0.8)
+    return finish_plot(figure, path)
+
+
 def finish_plot(figure: "Figure", path: Path | str | None) -> "Figure":
     if handles := figure.axes[0].get_legend_handles_labels()[0]:
         legend = figure.legend(loc="outside lower center", ncols=min(4, len(handles)), frameon=False)
@@ -85,9 +104,10 @@ pre { background: var(--soft); padding: .8rem; font-size: .85rem }
 
 
 def write_page(
-    path: Path, title: str, table: str, figure: "Figure", details: Sequence[str], versions: Sequence[str]
+    path: Path, title: str, table: str, figures: Mapping[str, "Figure"], details: Sequence[str], versions: Sequence[str]
 ) -> None:
     made = "".join(f"<p>{html.escape(line)}</p>\n" for line in versions) or "<p>No run is finished yet.</p>\n"
+    drawn = "".join(f"<h2>{name}</h2>\n<figure>{svg(figure)}</figure>\n" for name, figure in figures.items())
     page = f"""<!doctype html>
 <html lang="en">
 <head>
@@ -100,9 +120,7 @@ def write_page(
 <h1>{html.escape(title)}</h1>
 <div class="wide">
 {table}</div>
-<h2>Over the rounds</h2>
-<figure>{svg(figure)}</figure>
-<h2>To do it again</h2>
+{drawn}<h2>To do it again</h2>
 {"".join(details)}
 <h2>Made with</h2>
 {made}</body>

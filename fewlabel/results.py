@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Self
 from fewlabel import strict
 from fewlabel.errors import BadInput, StorageError
 from fewlabel.experiment import ROWS, Experiment, dumps, load
-from fewlabel.report import COLORS, GREY, draw, empty_plot, finish_plot, write_page
+from fewlabel.report import COLORS, GREY, draw, empty_plot, finish_plot, matrices, write_page
 
 if TYPE_CHECKING:
     import rich.table
     from matplotlib.figure import Figure
 
-FLOOR, CEILING = ROWS
+FLOOR, CEILING, *_ = ROWS
 METRICS = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -212,9 +212,24 @@ class Result:
     def report(self, path: Path | str | None = None) -> Path:
         """One self-contained page about this run; by default report.html in its directory."""
         path = Path(path or self.directory / "report.html")
-        table = self.table()
-        write_page(path, table.title, table.html(), self.plot(), [settings("Settings", [self])], versions([self]))
+        table, plots = self.table(), {"Over the rounds": self.plot()}
+        if self.relations:
+            plots["Relations among classes"] = self.plot_relations()
+        write_page(path, table.title, table.html(), plots, [settings("Settings", [self])], versions([self]))
         return path
+
+    @property
+    def relations(self) -> dict[str, Any] | None:
+        """The last round's line that has FedIRM's relations of labeled and of unlabeled clients."""
+        found = [line for line in self.rounds if "relation" in line and "relation" in line.get("shown", {})]
+        return found[-1] if found else None
+
+    def plot_relations(self, path: Path | str | None = None) -> "Figure":
+        """FedIRM's relations among classes, at labeled and at unlabeled clients, and how far they differ."""
+        if not (line := self.relations):
+            raise BadInput(f"{self.directory} has no relations among classes; FedIRM's runs have them")
+        pairs = {"labeled clients": line["relation"], "unlabeled clients": line["shown"]["relation"]}
+        return matrices(pairs, f"round {line['round']}", path)
 
     def __repr__(self) -> str:
         return f"Result({str(self.directory)!r}: {self.name}, seed {self.seed}, {self.standing})"
@@ -415,7 +430,7 @@ class Comparison:
         results = [result for row in self.rows for result in row.results]
         title = f"{len(self.rows)} methods on {self._said(lambda e: e.data.name)}"
         details = [settings(row.label, row.results) for row in self.rows]
-        write_page(path, title, self.table().html(), self.plot(), details, versions(results))
+        write_page(path, title, self.table().html(), {"Over the rounds": self.plot()}, details, versions(results))
         return path
 
     def __str__(self) -> str:

@@ -8,6 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 from fewlabel import evaluate, tree, wire
 from fewlabel.errors import RunFailed
 from fewlabel.federation import ClientError, ClientInfo, Reply, Site, Task, TooFewReplies, accept, task_of
@@ -18,6 +21,14 @@ from fewlabel.worker import SERVER_ID, Job, Outcome, Serial, Weights, World
 NOTHING = object()
 RESERVED = {"round", "seconds", "bytes_up", "bytes_down", "model_bytes", "asked", "replies", "local_accuracy"}
 RESERVED |= {"test", "validation", "pseudo_labels", "pseudo_labels_per_epoch"}
+RESERVED |= {"images_labeled", "images_unlabeled", "shown"}
+
+
+def plain(value: Tensor) -> Any:
+    """A tensor as numbers that JSON knows, or lists of them."""
+    if value.ndim:
+        return [plain(part) for part in value]
+    return float(value) if math.isfinite(value) else None
 
 
 class Executor(Protocol):
@@ -48,13 +59,18 @@ class Round:
     asked: int = 0
     replies: int = 0
     model_bytes: int = 0  # what FedAvg would have sent and received in as many jobs
-    scalars: dict[str, float | None] = field(default_factory=dict)
+    images: list[int] = field(default_factory=lambda: [0, 0])  # trained on: labeled, unlabeled
+    values: dict[str, Any] = field(default_factory=dict)
+    shown: dict[str, list[Tensor]] = field(default_factory=dict)
     audits: dict[str, list[evaluate.Audit]] = field(default_factory=dict)
     local_accuracy: list[float] = field(default_factory=list)
 
     def line(self) -> dict[str, Any]:
         line: dict[str, Any] = {"bytes_up": self.up, "bytes_down": self.down, "model_bytes": self.model_bytes}
-        line |= {"asked": self.asked, "replies": self.replies, **self.scalars}
+        line |= {"asked": self.asked, "replies": self.replies}
+        line |= {"images_labeled": self.images[0], "images_unlabeled": self.images[1], **self.values}
+        if self.shown:
+            line["shown"] = {name: plain(torch.stack(parts).nanmean(0)) for name, parts in self.shown.items()}
         if self.local_accuracy:
             line["local_accuracy"] = sum(self.local_accuracy) / len(self.local_accuracy)
         if self.audits:
@@ -132,10 +148,10 @@ class Simulation:
             k = self.experiment.clients.per_round or len(clients)
         return clients if k >= len(clients) else self.rng("sample", name).sample(clients, k)
 
-    def log(self, **scalars: float) -> None:
-        if taken := scalars.keys() & RESERVED:
+    def log(self, **values: float | Tensor) -> None:
+        if taken := values.keys() & RESERVED:
             raise ValueError(f"'{min(taken)}' is a name of rounds.jsonl itself; log it under another")
-        self.seen.scalars |= {name: float(v) if math.isfinite(v) else None for name, v in scalars.items()}
+        self.seen.values |= {name: plain(torch.as_tensor(v, dtype=torch.float64)) for name, v in values.items()}
 
     def run(self, task: Callable[[Any, Any], Any], jobs: Iterable[tuple[ClientInfo, Any]]) -> Iterator[Reply[Any]]:
         self._check_closed()
@@ -189,8 +205,9 @@ class Simulation:
         return found
 
     def _job(self, kind: str, task: str = "", client: int = SERVER_ID, call: int = 0) -> Job:
-        score = self.experiment.evaluate.local and self.evaluated(self.round)
-        return Job(str(self.directory), kind, task, client, self.round, call, self.checkpointed, score)
+        evaluated = self.evaluated(self.round)
+        score = self.experiment.evaluate.local and evaluated
+        return Job(str(self.directory), kind, task, client, self.round, call, self.checkpointed, score, evaluated)
 
     def _call(self, client: int) -> int:
         """How often this client, or the server, was asked in this round before."""
@@ -270,6 +287,9 @@ class Simulation:
             yield first, outcome
 
     def _observe(self, outside: dict[str, Any]) -> None:
+        self.seen.images = [a + b for a, b in zip(self.seen.images, outside.get("images", (0, 0)), strict=True)]
+        for name, value in outside.get("shown", {}).items():
+            self.seen.shown.setdefault(name, []).append(torch.tensor(value, dtype=torch.float64))
         if "local_accuracy" in outside:
             self.seen.local_accuracy.append(outside["local_accuracy"])
         for epoch, audit in outside.get("audit", {}).items():

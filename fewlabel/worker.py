@@ -19,7 +19,7 @@ from fewlabel import evaluate, models, tree, wire
 from fewlabel.checkpoint import ClientStates
 from fewlabel.data import datasets
 from fewlabel.data.partition import Partition, Share
-from fewlabel.data.sets import Labeled, Unlabeled
+from fewlabel.data.sets import Labeled, Tally, Unlabeled
 from fewlabel.errors import FewLabelError, StorageError
 from fewlabel.experiment import Experiment, load
 from fewlabel.federation import ClientInfo, Site, batch_statistics, perform, tasks
@@ -41,7 +41,8 @@ class Job:
     round: int = 0
     call: int = 0  # how often this client was asked in this round before
     checkpointed: int = 0  # the last round a resume may start from
-    score: bool = False
+    score: bool = False  # measure local models
+    evaluated: bool = False  # the round's model is measured
 
     def __str__(self) -> str:
         who = "the server" if self.client == SERVER_ID else f"client {self.client}"
@@ -115,9 +116,9 @@ class World:
         images, wrong = torch.from_numpy(self.partition.noise)
         return labels.index_copy(0, images, wrong)
 
-    def training(self, index: Any, rng: torch.Generator) -> Labeled:
+    def training(self, index: Any, rng: torch.Generator, tally: Tally | None = None) -> Labeled:
         where = torch.from_numpy(index)
-        return Labeled(self.dataset.splits["train"].images, where, self.told[where], rng)
+        return Labeled(self.dataset.splits["train"].images, where, self.told[where], rng, tally)
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -138,9 +139,10 @@ class World:
             validation = self.whole("validation", rng) if "validation" in self.measured else None
         else:
             share, validation = self.share(client, round), None
-        labeled = self.training(share.labeled, rng.stream("labeled").torch)
+        tally = Tally()
+        labeled = self.training(share.labeled, rng.stream("labeled").torch, tally)
         images, where = self.dataset.splits["train"].images, torch.from_numpy(share.unlabeled)
-        unlabeled = Unlabeled(images, where, rng.stream("unlabeled").torch)
+        unlabeled = Unlabeled(images, where, rng.stream("unlabeled").torch, tally)
         return Site(
             ClientInfo(client, len(labeled), len(unlabeled)),
             round=round,
@@ -152,6 +154,7 @@ class World:
             unlabeled=unlabeled if len(unlabeled) else None,
             validation=validation,
             buffers=self.experiment.model.buffers,
+            tally=tally,
             **more,
         )
 
@@ -231,7 +234,7 @@ class Worker:
 
     def seen(self, job: Job, site: Site[Any]) -> dict[str, Any]:
         """What is measured from outside when a task is done: here alone do hidden labels meet what a method did."""
-        outside: dict[str, Any] = {}
+        outside: dict[str, Any] = {"images": [site.tally.labeled, site.tally.unlabeled]}
         where = torch.from_numpy(self.world.share(job.client, job.round).unlabeled) if site.audited else torch.empty(0)
         for index, pseudo_label, epoch in site.audited or ():
             found = self.audit(where, index, pseudo_label)
@@ -241,6 +244,8 @@ class Worker:
             audits[str(epoch)] = found
         if "audit" in outside:
             outside["audit"] = {epoch: audit.to_json() for epoch, audit in outside["audit"].items()}
+        if job.evaluated and site.shown:
+            outside["shown"] = {name: value.tolist() for name, value in site.shown.items()}
         if job.score and site.scored:
             outside["local_accuracy"] = self.accuracy(site.scored[0])
         return outside

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from fewlabel import tree
-from fewlabel.federation import SOME_CLIENTS, Federation, Site, broadcast, on_client
+from fewlabel.federation import SOME_CLIENTS, Federation, Model, Site, broadcast, on_client
 from fewlabel.learn.loop import Local
-from fewlabel.methods.fedavg import Model
 from fewlabel.tree import Tree
 
 

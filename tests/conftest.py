@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import torch
 
 from fewlabel.experiment import read
 from fewlabel.pool import Pool
@@ -17,6 +18,9 @@ from fewlabel.runs import prepare
 # Decoded data of the tests are their own, in this process and in all that it starts.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="fewlabel-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+# One thread, as in runs: threads that wait for each other crawl where other programs use the cores, too.
+torch.set_num_threads(1)
 
 SMALL = (
     "data.image_size=16",

@@ -12,9 +12,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fewlabel import tree
-from fewlabel.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Site, on_client
+from fewlabel.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Model, Site, on_client
 from fewlabel.learn.loop import SGD, Local, fit
-from fewlabel.methods.fedavg import Model
 from fewlabel.strict import Share
 from fewlabel.tree import Tree
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from fewlabel import tree
-from fewlabel.federation import SERVER, SOME_CLIENTS, Federation, Site, on_client
-from fewlabel.methods.fedavg import Model
+from fewlabel.federation import SERVER, SOME_CLIENTS, Federation, Model, Site, on_client
 from fewlabel.strict import Positive
 from fewlabel.tree import Tree
 

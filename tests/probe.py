@@ -8,9 +8,8 @@ from pathlib import Path
 from torch import Tensor
 
 from fewlabel import tree
-from fewlabel.federation import SOME_CLIENTS, Federation, Site, on_client
+from fewlabel.federation import SOME_CLIENTS, Federation, Model, Site, on_client
 from fewlabel.learn.loop import Local
-from fewlabel.methods.fedavg import Model
 from fewlabel.tree import Tree
 from tests.keeper import Keeper, Memory, Update
 

@@ -108,7 +108,8 @@ def test_methods_are_listed_with_the_floor_the_ceiling_and_where_labels_may_be(f
     rows = {row["name"]: row for row in json.loads(fewlabel("list", "methods", "--format", "json").out)}
     assert {"labels-only", "all-labels", "fedavg", "fedprox"} <= rows.keys()
     assert rows["fedavg"]["settings"] == ["every-client", "server", "some-clients"]
-    assert "proximal = 0.01" in rows["fedprox"]["about"]
+    assert "relation matrix" in rows["fedirm"]["leaves"]
+    assert rows["fedprox"]["like"] == "fedavg"
 
 
 def test_a_run_leaves_its_files_and_shows_its_result(fewlabel: Command, tmp_path: Path) -> None:

@@ -26,17 +26,32 @@ from fewlabel.worker import Job, Serial
 from tests.keeper import Keeper
 
 ROUNDS = 4
-CASES = [
-    pytest.param(method, setting, id=f"{name}-{setting}")
-    for name, method in {**METHODS, "keeper": Keeper()}.items()
-    for setting in sorted(method.settings)
-]
+ALL = {**METHODS, "keeper": Keeper()}
+FIRST = {type(method): name for name, method in reversed(ALL.items())}  # the others are rows with other settings
+
+
+def cases(*parts):
+    """Every method; rows that differ from another only in settings are left to `make test-all`."""
+    for name, method in ALL.items():
+        marks = [] if FIRST[type(method)] == name else [pytest.mark.slow]
+        for part in parts[0](method) if parts else [None]:
+            values = (method,) if part is None else (method, part)
+            yield pytest.param(*values, id="-".join([name, *([part] if part else [])]), marks=marks)
+
+
+CASES = list(cases(lambda method: sorted(method.settings)))
 
 
 def experiment(method, setting: Setting, buffers: str = "global") -> Experiment:
     """Small but whole: BatchNorm, dropout, clients that take turns and fall silent, an evaluation every other round."""
     if hasattr(method, "local"):
         method = replace(method, local=replace(method.local, epochs=1, batch_size=32))
+    if hasattr(method, "warmup_epochs"):
+        method = replace(method, warmup_epochs=2, threshold=0.0, skip=2)
+    if hasattr(method, "uncertainty"):
+        method = replace(method, uncertainty=3.0)
+    if hasattr(method, "warmup"):
+        method = replace(method, warmup=min(method.warmup, 1))
     return Experiment(
         method=method,
         seed=5,
@@ -79,7 +94,7 @@ def undisturbed(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("method", [pytest.param(m, id=n) for n, m in {**METHODS, "keeper": Keeper()}.items()])
+@pytest.mark.parametrize("method", list(cases()))
 def test_refuses_in_one_sentence_the_settings_it_does_not_declare(method):
     for setting in set(Setting) - method.settings:
         with pytest.raises(BadInput, match=rf"cannot use labels.at = '{setting}'"):
@@ -97,7 +112,7 @@ def test_two_and_three_workers_give_the_bits_of_one(method, setting, undisturbed
 
 
 @pytest.mark.parametrize("buffers", ["local", "recomputed"])
-@pytest.mark.parametrize("method", [pytest.param(m, id=n) for n, m in {**METHODS, "keeper": Keeper()}.items()])
+@pytest.mark.parametrize("method", list(cases()))
 def test_every_policy_for_statistics_works_with_any_number_of_workers(method, buffers, pool, tmp_path):
     setting = sorted(method.settings)[0]
     for number, executor in ((1, Serial()), (2, pool)):
@@ -153,7 +168,7 @@ def test_hidden_labels_reach_nothing_but_the_audit(method, setting, undisturbed,
         for run in (before, after)
     ]
     assert before == after
-    if any(first for first, _ in audits[0]):
+    if any(first and first["coverage"] for first, _ in audits[0]):
         assert audits[0] != audits[1]
 
 

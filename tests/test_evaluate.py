@@ -108,6 +108,7 @@ def test_metrics_by_hand():
     assert result["binary_sensitivity"] == pytest.approx((1 / 2 + 3 / 3 + 0) / 3)
     assert result["binary_specificity"] == pytest.approx((3 / 4 + 1 / 3 + 4 / 5) / 3)
     assert result["binary_accuracy"] == pytest.approx((4 / 6 + 4 / 6 + 4 / 6) / 3)
+    assert result["binary_f1"] == pytest.approx((2 / 4 + 6 / 8 + 0) / 3)  # twice the hits by hits, alarms and positives
     assert result["confusion"] == [[1, 1, 0], [1, 2, 0], [0, 1, 0]]
     assert "auc_bound" not in result
 
@@ -153,6 +154,7 @@ def test_agrees_with_sklearn(scores: Tensor, y: Tensor):
     specificity = [reference.recall_score(truth != c, ~over[:, c], zero_division=0) for c in lack]
     expected["binary_sensitivity"] = np.mean(sensitivity)
     expected["binary_specificity"] = np.mean(specificity)
+    expected["binary_f1"] = np.mean([reference.f1_score(truth == c, over[:, c], zero_division=0) for c in have])
     assert {name: result[name] for name in expected} == pytest.approx(expected, abs=1e-12)
     assert result["confusion"] == reference.confusion_matrix(truth, predicted, labels=range(classes)).tolist()
 

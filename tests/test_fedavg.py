@@ -12,10 +12,10 @@ from torch import nn
 
 from fewlabel import tree
 from fewlabel.data.sets import Images, Labeled
-from fewlabel.federation import ClientInfo, Reply, Site
+from fewlabel.federation import ClientInfo, Model, Reply, Site
 from fewlabel.learn.loop import Local
 from fewlabel.methods import METHODS
-from fewlabel.methods.fedavg import FedAvg, Model
+from fewlabel.methods.fedavg import FedAvg
 from fewlabel.rng import Rng
 from fewlabel.runs import execute, read_rounds
 from fewlabel.simulate import Simulation

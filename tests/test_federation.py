@@ -17,6 +17,7 @@ from fewlabel.federation import (
     ClientError,
     ClientInfo,
     Federation,
+    Model,
     Setting,
     Site,
     accept,
@@ -30,7 +31,7 @@ from fewlabel.federation import (
     task_of,
     tasks,
 )
-from fewlabel.methods.fedavg import FedAvg, Model
+from fewlabel.methods.fedavg import FedAvg
 from fewlabel.rng import Rng
 from fewlabel.runs import execute, read_rounds
 from fewlabel.simulate import Simulation

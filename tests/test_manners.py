@@ -12,9 +12,8 @@ from fewlabel import tree, wire
 from fewlabel.errors import FewLabelError
 from fewlabel.experiment import Checkpoint as Every
 from fewlabel.experiment import Clients, Data, Experiment, Net
-from fewlabel.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Site, broadcast, on_client, on_server
+from fewlabel.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Model, Site, broadcast, on_client, on_server
 from fewlabel.learn.loop import SGD, Local, fit
-from fewlabel.methods.fedavg import Model
 from fewlabel.runs import Interrupted, execute, prepare
 from fewlabel.tree import Tree
 from fewlabel.worker import Serial, World

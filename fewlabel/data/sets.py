@@ -43,11 +43,24 @@ def cut(order: Tensor, size: int) -> list[Tensor]:
     return batches
 
 
+@dataclass
+class Tally:
+    """How many images a site trained on: those drawn while gradients were on, by whether it has their labels."""
+
+    labeled: int = 0
+    unlabeled: int = 0
+
+    def add(self, images: int, unlabeled: int) -> None:
+        if torch.is_grad_enabled():
+            self.labeled += images - unlabeled
+            self.unlabeled += unlabeled
+
+
 class Unlabeled:
     """Images alone. `index` counts this site's unlabeled images from 0."""
 
-    def __init__(self, images: Images, where: Tensor, rng: torch.Generator) -> None:
-        self._images, self._where, self._rng = images, where, rng
+    def __init__(self, images: Images, where: Tensor, rng: torch.Generator, tally: Tally | None = None) -> None:
+        self._images, self._where, self._rng, self._tally = images, where, rng, tally or Tally()
 
     def __len__(self) -> int:
         return len(self._where)
@@ -59,25 +72,44 @@ class Unlabeled:
         chosen = torch.arange(len(self)) if subset is None else subset
         order = chosen[torch.randperm(len(chosen), generator=self._rng)] if shuffle else chosen
         for index in cut(order, size):
+            self._tally.add(len(index), len(index))
             yield (*(self._images.view(self._where[index], view, self._rng) for view in views), index)
 
     def with_labels(self, index: Tensor, y: Tensor) -> "Labeled":
         """A fixed pseudo-labeled set."""
-        return Labeled(self._images, self._where[index], y, self._rng)
+        pseudo = torch.ones(len(index), dtype=torch.bool)
+        return Labeled(self._images, self._where[index], y, self._rng, self._tally, pseudo)
 
 
 class Labeled:
-    """Images with their labels."""
+    """Images with their labels, some of which may be pseudo-labels."""
 
-    def __init__(self, images: Images, where: Tensor, y: Tensor, rng: torch.Generator) -> None:
-        self._images, self._where, self._rng = images, where, rng
+    def __init__(
+        self,
+        images: Images,
+        where: Tensor,
+        y: Tensor,
+        rng: torch.Generator,
+        tally: Tally | None = None,
+        pseudo: Tensor | None = None,
+    ) -> None:
+        self._images, self._where, self._rng, self._tally = images, where, rng, tally or Tally()
+        self._pseudo = torch.zeros(len(where), dtype=torch.bool) if pseudo is None else pseudo
         self.y = y
 
     def __len__(self) -> int:
         return len(self._where)
 
+    def __add__(self, other: "Labeled") -> "Labeled":
+        """The images of two sets of one site."""
+        where, y, pseudo = (
+            torch.cat(pair) for pair in ((self._where, other._where), (self.y, other.y), (self._pseudo, other._pseudo))
+        )
+        return Labeled(self._images, where, y, self._rng, self._tally, pseudo)
+
     def batches(self, view: str = "weak", size: int = 64, shuffle: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass: images and labels."""
         order = torch.randperm(len(self), generator=self._rng) if shuffle else torch.arange(len(self))
         for index in cut(order, size):
+            self._tally.add(len(index), int(self._pseudo[index].sum()))
             yield self._images.view(self._where[index], view, self._rng), self.y[index]

@@ -2,9 +2,75 @@
 
 from typing import Any
 
+from fewlabel.learn.loop import Local
+from fewlabel.learn.teacher import MeanTeacher
+from fewlabel.methods.cbafed import CBAFed
 from fewlabel.methods.fedavg import FedAvg
+from fewlabel.methods.fedirm import FedIRM
+from fewlabel.methods.fedmatch import FedMatch
+from fewlabel.methods.isofed import IsoFed
+from fewlabel.methods.rscfed import RSCFed
+
+PLAIN_LABELS: dict[str, Any] = {"adaptive": False, "tail": False, "residual": False}
 
 METHODS: dict[str, Any] = {
     "fedavg": FedAvg(),
     "fedprox": FedAvg(proximal=0.01, weights="uniform"),
+    "rscfed": RSCFed(),
+    "rscfed-authors": RSCFed(
+        teacher=MeanTeacher(weight=0.02, ramp=True, buffers=False, nominal_batch=True),
+        warmup=7,
+        labeled_share=None,
+        labeled_times=6,
+        beta_labeled=100,
+        distance="summed",
+        persistent_optimizer=True,
+    ),
+    "fedirm": FedIRM(),
+    "fedirm-authors": FedIRM(
+        passes=11,
+        uncertainty=2.0,
+        local=Local(epochs=1, batch_size=48, lr=2e-4, optimizer="adam", clip=None),
+        relation_weight=0.5,
+        warmup=20,
+        scale=15,
+        squared_ramp=True,
+        confidence=0.3,
+        mean_logits=True,
+        per_batch=True,
+        label_smoothing=0.1,
+        teacher=MeanTeacher(decay=0.99, temperature=1.0, ramp=True),
+        weights="uniform",
+        persistent_optimizer=True,
+    ),
+    "cbafed": CBAFed(),
+    "cbafed-authors": CBAFed(
+        highest=0.9, tail_below=0.03, blend_from_first=True, label_view="weak", persistent_optimizer=True
+    ),
+    "isofed": IsoFed(),
+    "fedmatch": FedMatch(),
+    "fedmatch-sparse": FedMatch(weight_l1=0.01, zero_below=1e-5),
+    # Baselines of the papers.
+    "fed-consist": RSCFed(sub_sampling=False, reweighting=False),
+    "fed-consist-batch": CBAFed(labeling="batch", labeled_share=0.5, **PLAIN_LABELS),  # as CBAFed reads it
+    "fed-consist-plus": CBAFed(**PLAIN_LABELS),
+    "fed-consistency": FedIRM(relation_weight=0.0),  # as FedIRM reads it
+    "fed-selftraining": CBAFed(labeling="refreshed", threshold=0.0, warmup=0, local=FedIRM().local, **PLAIN_LABELS),
+    "fedavg-plus": CBAFed(labeling="none", warmup=0),
+    "mt-wfedavg": RSCFed(sub_sampling=False, labeled_share=None, teacher=MeanTeacher(student_view="strong")),
+}
+
+ABOUT = {
+    "fedprox": "FedAvg with a proximal term, and clients that count alike.",
+    "rscfed-authors": "RSCFed as its authors' code has it for SVHN.",
+    "fedirm-authors": "FedIRM as its authors' code has it.",
+    "cbafed-authors": "CBAFed as its authors' code has it for SVHN.",
+    "fedmatch-sparse": "FedMatch with a psi that is drawn towards zero, and costs less to send.",
+    "fed-consist": "Mean teachers; labeled clients have half of the weight. Fed-Consist as RSCFed's paper has it.",
+    "fed-consist-batch": "Pseudo-labels batch by batch, half of the weight to labels: Fed-Consist in CBAFed's paper.",
+    "fed-consist-plus": "Pseudo-labels fixed for a round, by one threshold: Fed-Consist+ of CBAFed's paper.",
+    "fed-consistency": "FedIRM without its relations: Fed-Consistency of its paper.",
+    "fed-selftraining": "All images get the pseudo-label of the moment, epoch by epoch; in FedIRM's paper.",
+    "fedavg-plus": "FedAvg among labeled clients with residual weights: FedAvg+ of CBAFed's paper.",
+    "mt-wfedavg": "Mean teachers, and averages by distance: MT+wFed-Avg of IsoFed's paper.",
 }

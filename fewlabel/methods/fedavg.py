@@ -14,16 +14,21 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fewlabel import tree
-from fewlabel.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Site, broadcast, on_client, on_server
-from fewlabel.learn.loop import SGD, Local, fit
+from fewlabel.federation import (
+    EVERY_CLIENT,
+    SERVER,
+    SOME_CLIENTS,
+    Federation,
+    Model,
+    Site,
+    broadcast,
+    on_client,
+    on_server,
+)
+from fewlabel.learn.loop import Local, fit, optimizer
 from fewlabel.learn.losses import proximal
 from fewlabel.strict import NonNegative
 from fewlabel.tree import Tree
-
-
-@dataclass(frozen=True)
-class Model:
-    model: Tree
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,8 @@ class FedAvg:
             supervised = cross_entropy(model(x), y)
             return supervised + self.proximal * proximal(model, msg.model) if self.proximal else supervised
 
-        optimizer = SGD(model.parameters(), self.local)
+        steps = optimizer(model, self.local)
         for _ in range(self.local.epochs):
-            fit(model, optimizer, site.labeled.batches("weak", self.local.batch_size), loss, self.local.clip)
+            fit(model, steps, site.labeled.batches("weak", self.local.batch_size), loss, self.local.clip)
         site.score(tree.of(model))
         return Model(site.weights())

@@ -22,6 +22,19 @@ class Network(nn.Module):
         logits: Tensor = self.head(self.backbone(x))
         return logits
 
+    def features(self, x: Tensor) -> Tensor:
+        """All that comes before dropout."""
+        features: Tensor = self.backbone(x)
+        for name, layer in self.head.named_children():
+            features = layer(features) if name == "projection" else features
+        return features
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Dropout and the classifier: with `features`, what `forward` does."""
+        for name, layer in self.head.named_children():
+            features = layer(features) if name != "projection" else features
+        return features
+
 
 def head(classifier: nn.Linear, dropout: float, projection: nn.Module | None = None) -> nn.Sequential:
     """Projection, dropout and classifier, as far as there are any."""

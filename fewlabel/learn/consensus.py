@@ -1,0 +1,65 @@
+"""How much each model counts in an average of models: by size, by its distance from the others, by who has labels."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fewlabel import tree
+from fewlabel.tree import Tree
+
+Distance = Literal["joined", "summed"]
+
+
+def distance(a: Tree, b: Tree, kind: Distance = "joined") -> float:
+    """The L2 norm of the difference of all parameters as one vector; or `summed`, as RSCFed's authors have it: the
+    norms of all entries, BatchNorm's statistics and counters among them, added up."""
+    if kind == "joined":
+        return tree.norm(tree.sub(a, b))
+    tree.same_entries(a, b)
+    return sum(float((value.double() - b[name].double()).norm()) for name, value in a.items())
+
+
+def by_distance(sizes: Sequence[float], models: Sequence[Tree], beta: float, kind: Distance = "joined") -> Tensor:
+    """RSCFed eq. 5 and 6, IsoFed eq. 2 and 3: N_i exp(-beta d_i / N_i), d_i being the distance from the mean by size.
+
+    As logarithms, because the exponential underflows for small N_i; their softmax are the weights.
+    """
+    if kind == "summed":  # counters have a mean, too
+        models = [{name: v if v.is_floating_point() else v.double() for name, v in model.items()} for model in models]
+    average = tree.mean(zip(sizes, models, strict=True))
+    logs = [math.log(n) - beta * distance(model, average, kind) / n for n, model in zip(sizes, models, strict=True)]
+    return torch.tensor(logs, dtype=torch.float64)
+
+
+def favour(
+    logs: Tensor, labeled: Sequence[bool], share: float | None = None, times: float | None = None
+) -> list[float]:
+    """Weights that sum to 1, from their logarithms. Labeled clients get more: each so many times its weight, or else
+    together a share of all, however small their weights.
+
+    A share is divided among them as their weights are. Where all or none have labels, nothing changes.
+    """
+    has = torch.tensor(labeled, dtype=torch.bool)
+    if times is not None:
+        return torch.where(has, logs + math.log(times), logs).softmax(0).tolist()
+    weights = logs.softmax(0)
+    if share is not None and has.any() and not has.all():
+        weights[has], weights[~has] = share * logs[has].softmax(0), (1 - share) * logs[~has].softmax(0)
+    return weights.tolist()
+
+
+def average(
+    stream: Iterable[tuple[float, bool, Tree]], default: Tree, share: float | None = None, times: float | None = None
+) -> Tree:
+    """The mean of a stream of (weight, from a labeled client?, model), the labeled ones favoured."""
+    weights, means = {True: 0.0, False: 0.0}, {True: default, False: default}
+    for weight, labeled, model in stream:
+        means[labeled] = tree.mean([(weights[labeled], means[labeled]), (weight, model)], default=default)
+        weights[labeled] += weight
+    kinds = [kind for kind in (True, False) if weights[kind]]
+    logs = torch.tensor([weights[kind] for kind in kinds], dtype=torch.float64).log()
+    favoured = favour(logs, kinds, share, times)
+    return tree.mean(((weight, means[kind]) for weight, kind in zip(favoured, kinds, strict=True)), default=default)

@@ -1,0 +1,52 @@
+"""FedIRM's relations among classes, and how sure a network is of what it says."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from fewlabel.models.parts import Network
+
+
+def class_sums(outputs: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """The sums of a network's outputs over the images of each class, and how many images that are."""
+    members = torch.nn.functional.one_hot(y, num_classes).to(outputs.dtype)
+    return members.T @ outputs, members.sum(0)
+
+
+def relation(sums: Tensor, counts: Tensor, temperature: float) -> Tensor:
+    """FedIRM eq. 2 (5 at unlabeled clients) and 3: the softened mean output per class; uniform without images."""
+    return (sums / counts.clamp(min=1)[:, None] / temperature).softmax(1)
+
+
+def matching(theirs: Tensor, ours: Tensor, known: Tensor) -> Tensor:
+    """FedIRM eq. 6: the divergence of the rows, both ways, of the classes known on both sides."""
+    theirs, ours = theirs[known], ours[known]
+    difference = (theirs - ours) * (theirs.clamp(min=1e-12).log() - ours.clamp(min=1e-12).log())
+    return difference.sum() / len(known)
+
+
+def entropy(p: Tensor) -> Tensor:
+    """FedIRM eq. 4, of probabilities."""
+    return -(p * p.clamp(min=1e-12).log()).sum(1)
+
+
+def ramp(round: int, length: int, squared: bool = False) -> float:
+    """FedIRM's warming up: exp(-5 (1 - round/length)), 1 from round `length` on; the authors square the bracket."""
+    left = 1 - min(round / length, 1)
+    return math.exp(-5 * (left**2 if squared else left))
+
+
+def with_dropout(model: nn.Module, x: Tensor, times: int) -> tuple[Tensor, Tensor]:
+    """The network's logits, and without gradients those of `times` more passes, each with dropout of its own.
+
+    In our networks dropout sits directly before the classifier, so that these passes share the features before it.
+    """
+    if not isinstance(model, Network):
+        logits = model(x)
+        with torch.no_grad():
+            return logits, torch.stack([model(x) for _ in range(times)])
+    features = model.features(x)
+    logits = model.classify(features)
+    with torch.no_grad():
+        return logits, torch.stack([model.classify(features) for _ in range(times)])

@@ -1,0 +1,53 @@
+"""Trees as one vector of what differs from another tree: exact to the bit, and small where little does."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fewlabel.tree import Tree
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A tree's numbers in the order of its names; with a bitmap, only those that it marks."""
+
+    values: Tensor
+    marked: Tensor | None = None  # uint8, eight entries in each, the first in the lowest bit
+
+
+def pack(new: Tree, old: Tree | None = None) -> Packed:
+    """What differs from `old`, or from zero, with a bitmap of where; or all of it, if that is smaller."""
+    values = _flat(new)
+    before = torch.zeros_like(values) if old is None else _flat(old)
+    differs = values.view(torch.int32) != before.view(torch.int32)  # -0.0 is not 0.0
+    if 4 * int(differs.sum()) + -(-len(values) // 8) >= 4 * len(values):
+        return Packed(values)
+    return Packed(values[differs], _to_bytes(differs))
+
+
+def unpack(packed: Packed, old: Tree) -> Tree:
+    """The tree, given the one that it was packed against, or zeros of its shapes."""
+    values = _flat(old)
+    if packed.marked is None:
+        marked = torch.ones(len(values), dtype=torch.bool)
+    else:
+        marked = _to_bits(packed.marked)[: len(values)]
+    if len(marked) != len(values) or int(marked.sum()) != len(packed.values):
+        raise ValueError(f"{len(packed.values)} packed numbers do not fit a network of {len(values)}")
+    values[marked] = packed.values
+    parts = torch.split(values, [old[name].numel() for name in sorted(old)])
+    return {name: part.view(old[name].shape) for name, part in zip(sorted(old), parts, strict=True)}
+
+
+def _flat(tree: Tree) -> Tensor:
+    return torch.cat([tree[name].detach().flatten() for name in sorted(tree)])
+
+
+def _to_bytes(bits: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
+    return (padded << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8)
+
+
+def _to_bits(data: Tensor) -> Tensor:
+    return (data[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).bool().flatten()

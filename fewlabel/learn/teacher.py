@@ -1,0 +1,111 @@
+"""The mean teacher: a slow copy of the student tells it what to say (Tarvainen and Valpola, NeurIPS 2017)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from fewlabel import tree
+from fewlabel.data.sets import Labeled, Unlabeled
+from fewlabel.learn.loop import Local, Optimizer, fit, paired
+from fewlabel.strict import NonNegative, Positive, Share
+from fewlabel.tree import Tree
+
+
+@dataclass(frozen=True)
+class MeanTeacher:
+    """RSCFed's mean teacher; whatever is not in its paper is off, and on in its authors' code."""
+
+    decay: Share = 0.999  # 1 - alpha
+    temperature: Positive = 0.5  # tau of the sharpening
+    weight: NonNegative = 1.0  # of the consistency loss
+    student_view: Literal["weak", "strong"] = "weak"
+    ramp: bool = False  # the teacher begins as a mean of all students so far, until `decay` is reached
+    buffers: bool = True  # BatchNorm's statistics follow the student's; else they stay as they were at first
+    nominal_batch: bool = False  # the last, smaller batch counts less: its loss is divided by the full batch size
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a client may keep between rounds."""
+
+    optimizer: Tree | None = None
+    teacher: Tree | None = None
+    step: int = 0  # how often the teacher followed a student
+
+
+class Teacher:
+    """Weights that follow a network's, and run on that same network."""
+
+    def __init__(self, model: nn.Module, settings: MeanTeacher, weights: Tree | None = None, step: int = 0) -> None:
+        """Begins where the network is, unless it is given weights; they are copied."""
+        self.model, self.settings, self.step = model, settings, step
+        student = model.state_dict(keep_vars=True)
+        self.weights = {name: value.clone() for name, value in weights.items()} if weights else tree.of(model)
+        kinds = ("parameter", "statistic") if settings.buffers else ("parameter",)
+        self._follows = [name for name, value in self.weights.items() if tree.kind(name, value) in kinds]
+        self._student = [student[name].detach() for name in self._follows]
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """The teacher's probabilities, sharpened."""
+        self.model.eval()
+        logits: Tensor = functional_call(self.model, self.weights, (x,))
+        self.model.train()
+        return sharpen(logits.softmax(1), self.settings.temperature)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """RSCFed eq. 4, IsoFed eq. 1: teacher = alpha * student + (1 - alpha) * teacher."""
+        decay = self.settings.decay
+        if self.settings.ramp:
+            decay = min(1 - 1 / (self.step + 1), decay)
+        torch._foreach_lerp_([self.weights[name] for name in self._follows], self._student, 1 - decay)
+        self.step += 1
+
+
+def sharpen(p: Tensor, temperature: float) -> Tensor:
+    """RSCFed eq. 2, by way of p / max p: its power cannot vanish."""
+    raised = (p / p.amax(1, keepdim=True)).pow(1 / temperature)
+    return raised / raised.sum(1, keepdim=True)
+
+
+def consistency(target: Tensor, p: Tensor) -> Tensor:
+    """RSCFed eq. 3, FedIRM eq. 1: the squared distance of two predictions, in the mean over images."""
+    return (target - p).square().sum(1).mean()
+
+
+def train(
+    teacher: Teacher,
+    steps: Optimizer,
+    local: Local,
+    labeled: Labeled | None,
+    unlabeled: Unlabeled | None,
+    audit: Callable[[Tensor, Tensor, int], None],
+) -> None:
+    """A client's epochs: cross-entropy on labeled images, consistency with the teacher on unlabeled ones.
+
+    Where there are both, a step adds the two losses. After each step the teacher follows.
+    """
+    model, settings, size = teacher.model, teacher.settings, local.batch_size
+
+    def loss(batch: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, ...] | None]) -> Tensor:
+        parts = []
+        if batch[0]:
+            x, y = batch[0]
+            parts.append(cross_entropy(model(x), y))  # RSCFed eq. 1
+        if batch[1]:
+            x, x_student, index = batch[1]
+            target = teacher(x)
+            audit(index, target.argmax(1), epoch)
+            weight = settings.weight * (len(index) / size if settings.nominal_batch else 1)
+            parts.append(weight * consistency(target, model(x_student).softmax(1)))
+        return torch.stack(parts).sum()
+
+    after = teacher.follow if unlabeled else lambda: None
+    for epoch in range(1, local.epochs + 1):  # noqa: B007 (the loss reads it)
+        fit(model, steps, paired(labeled, unlabeled, ("weak", settings.student_view), size), loss, local.clip, after)

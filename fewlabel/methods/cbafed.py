@@ -1,0 +1,177 @@
+"""CBAFed: class-balanced adaptive pseudo-labels (Li et al., CVPR 2023).
+
+First the labeled clients train alone (eq. 2). Then an unlabeled client labels its images once a round with the model
+that it receives (eq. 4, 5, 14: `learn.labeling.select`), by thresholds that the server lowers for classes rarely
+trained on (eq. 6 to 13: `learn.labeling.thresholds`); an image too uncertain for its first class gets its second, if
+that one is rare (eq. 15 to 17). It trains on them (eq. 18) and tells how many of each class they were (eq. 19). Models
+are averaged by the images used (eq. 20). Every s epochs in labeled clients, and every s rounds at the server, weights
+are blended with earlier ones (eq. 1, 3, 21: `learn.residual`).
+
+Rounds of eq. 21 are counted from the end of the warm-up, whose model is the first to be blended with, as in the
+authors' code: by the paper's count it would be the untrained one. A client with labeled and unlabeled images trains as
+a labeled one, on both. Whoever selects fewer than two images sends nothing. `cbafed-authors` sets what the authors'
+code does on SVHN; left out of it: training on the very crops that were labeled.
+
+What leaves a site: its weights and how many images of each class it trained on, which for labeled clients is their
+class histogram. Sums alone would do: weights times images used, and the counts, are only added up.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fewlabel import tree
+from fewlabel.data.sets import Labeled, Unlabeled
+from fewlabel.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Site, broadcast, on_client
+from fewlabel.learn import residual
+from fewlabel.learn.consensus import average
+from fewlabel.learn.labeling import class_shares, predict, select, thresholds
+from fewlabel.learn.loop import Local, Optimizer, fit, memory_of, optimizer, paired
+from fewlabel.learn.teacher import Memory
+from fewlabel.strict import Count, Natural, NonNegative, Positive, Share
+from fewlabel.tree import Tree
+
+
+@dataclass(frozen=True)
+class State:
+    """What the server keeps."""
+
+    model: Tree
+    before: Tree  # the model to blend with
+    counts: Tensor  # sigma: images of each class in the last round
+
+
+@dataclass(frozen=True)
+class Message:
+    model: Tree
+    thresholds: Tensor
+    tail: Tensor  # bool: classes rarely trained on
+    warm: bool  # still in the warm-up
+
+
+@dataclass(frozen=True)
+class Update:
+    model: Tree
+    counts: Tensor
+
+
+@dataclass(frozen=True)
+class CBAFed:
+    """Fixed pseudo-labels by class-balanced thresholds, second guesses for rare classes, residual weights."""
+
+    warmup: Natural = 1  # P, rounds of the labeled clients alone
+    warmup_epochs: Count = 501  # J
+    threshold: Share = 0.84  # tau
+    highest: Share = 0.95  # tau_h
+    beta: NonNegative = 0.3  # a class is rare if its share is below beta / C
+    skip: Count = 5  # s, epochs or rounds
+    blend_epochs: Share = 0.8  # alpha_1: share of the earlier weights
+    blend_rounds: Share = 0.5  # alpha_2
+    epochs_unlabeled: Count = 1
+    local: Local = Local(epochs=11, batch_size=64, lr=0.03, lr_unlabeled=0.02)
+    # The paper's ablations and its strategies of labeling: once a round, once an epoch, each batch, or not at all.
+    labeling: Literal["fixed", "refreshed", "batch", "none"] = "fixed"
+    adaptive: bool = True  # else one threshold for all classes
+    tail: bool = True
+    residual: bool = True
+    labeled_share: Share | None = None  # RSCFed's weight adjustment
+    # What the authors' code does beyond the paper.
+    labeled_times: Positive | None = None  # a factor for each labeled client's weight; 10 for ISIC
+    tail_below: Share | None = None  # a class is rare if its share, scaled by C/10, is below this, in place of beta / C
+    blend_from_first: bool = False  # epochs of the residual are counted from the weights after the first
+    label_view: Literal["plain", "weak"] = "plain"
+    persistent_optimizer: bool = False
+
+    settings = frozenset({SOME_CLIENTS, EVERY_CLIENT})
+
+    def init(self, fed: Federation) -> State:
+        start = fed.server.weights()
+        return State(start, start, torch.zeros(fed.num_classes, dtype=torch.int64))
+
+    def model(self, state: State) -> Tree:
+        return state.model
+
+    def round(self, state: State, fed: Federation) -> State:
+        warm, alone = fed.round <= self.warmup, fed.round <= self.warmup or self.labeling == "none"
+        shares = class_shares(state.counts if state.counts.any() else torch.ones(fed.num_classes))  # eq. 8, 13
+        bounds = thresholds(shares, self.threshold, self.highest) if self.adaptive else self.threshold + 0 * shares
+        rare = self.beta / fed.num_classes if self.tail_below is None else self.tail_below
+        message = Message(state.model, bounds, (shares < rare) & self.tail, warm)
+        counts = torch.zeros_like(state.counts)
+
+        def uploads() -> Iterator[tuple[float, bool, Tree]]:
+            clients = fed.sample(among=fed.labeled if alone else None)
+            for reply in fed.run(self.local_update, broadcast(clients, message)):
+                counts.add_(reply.upload.counts)  # eq. 7
+                yield int(reply.upload.counts.sum()), reply.client.num_labeled > 0, reply.upload.model  # eq. 20
+
+        model = average(uploads(), state.model, self.labeled_share, self.labeled_times)
+        before, turn = state.before, fed.round if warm else fed.round - self.warmup
+        if self.residual and turn % self.skip == 0:
+            share = self.blend_epochs if alone else self.blend_rounds
+            before = model = residual.blend(before, model, share)  # eq. 3, 21
+        elif fed.round == self.warmup:
+            before = model
+        fed.log(thresholds=bounds, class_counts=counts)
+        return State(model, before, counts if counts.any() else state.counts)
+
+    @on_client
+    def local_update(self, site: Site[Memory], msg: Message) -> Update | None:
+        model, labels = site.load(msg.model), site.labeled is not None
+        steps = optimizer(model, self.local, labels, (site.state or Memory()).optimizer)
+        unlabeled = None if msg.warm or self.labeling == "none" else site.unlabeled
+        number = self.warmup_epochs if msg.warm else self.local.epochs if labels else self.epochs_unlabeled
+        share = self.blend_epochs if labels and self.residual else 0.0
+        images, counts = site.labeled, torch.zeros(site.num_classes, dtype=torch.int64)
+        for epoch in residual.epochs(model, number, share, self.skip, int(self.blend_from_first)):  # eq. 1
+            if unlabeled and self.labeling == "batch":
+                images = self.batchwise(site, unlabeled, msg, steps, epoch)
+            elif unlabeled and (epoch == 1 or self.labeling == "refreshed"):
+                found = select(predict(model, unlabeled, self.label_view), msg.thresholds, msg.tail)
+                images = self.labeled(site, unlabeled, *found, epoch)
+            if images is None or len(images) < 2:
+                continue
+            if not (unlabeled and self.labeling == "batch"):
+                batches = images.batches("weak", self.local.batch_size)
+                fit(model, steps, batches, lambda b: cross_entropy(model(b[0]), b[1]), self.local.clip)  # eq. 2, 18
+            counts = torch.bincount(images.y, minlength=site.num_classes)  # eq. 6, 19
+        if not counts.any():
+            return None
+        if self.persistent_optimizer:
+            site.state = Memory(memory_of(steps))
+        site.score(tree.of(model))
+        return Update(site.weights(), counts)
+
+    def labeled(self, site: Site[Memory], unlabeled: Unlabeled, index: Tensor, y: Tensor, epoch: int) -> Labeled:
+        """A site's labeled images, if any, and those that got a pseudo-label."""
+        site.audit(index, y, epoch)
+        pseudo = unlabeled.with_labels(index, y)
+        return site.labeled + pseudo if site.labeled else pseudo
+
+    def batchwise(
+        self, site: Site[Memory], unlabeled: Unlabeled, msg: Message, steps: Optimizer, epoch: int
+    ) -> Labeled:
+        """An epoch in which each batch is labeled by the network as it is by then; returns the images used."""
+        model, labels = site.model, torch.full((len(unlabeled),), -1)
+
+        def loss(batch: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, ...] | None]) -> Tensor | None:
+            parts = [batch[0]] if batch[0] else []
+            if batch[1]:
+                x, x_train, index = batch[1]
+                with torch.no_grad():
+                    p = model.eval()(x).softmax(1)
+                model.train()
+                chosen, y = select(p, msg.thresholds, msg.tail)
+                if len(chosen) > 1:
+                    parts.append((x_train[chosen], y))
+                    labels[index[chosen]] = y
+            return torch.stack([cross_entropy(model(x), y) for x, y in parts]).sum() if parts else None
+
+        views = (self.label_view, "weak")
+        fit(model, steps, paired(site.labeled, unlabeled, views, self.local.batch_size), loss, self.local.clip)
+        index = (labels >= 0).nonzero().flatten()
+        return self.labeled(site, unlabeled, index, labels[index], epoch)

@@ -1,0 +1,180 @@
+"""FedIRM: inter-client relation matching (Liu et al., MICCAI 2021).
+
+Unlabeled clients keep two views of an image consistent (eq. 1). A labeled client summarises how its model confuses
+classes in a relation matrix (eq. 2, 3); the server averages the matrices, and in the next round unlabeled clients draw
+theirs, from pseudo-labels of low uncertainty under dropout (eq. 4, 5), towards it (eq. 6), with a weight that grows
+over the first rounds (eq. 7). All functions of these equations are in `learn.relation`.
+
+Eq. 5 averages probabilities, which softened can never be as sharp as the labeled rows; here both sides average what
+comes before the softmax, unless `eq5_as_printed`. The weight of eq. 7 stops growing at 1. A class that a client lacks
+is left out of the average and of eq. 6. The relation of a labeled client is that of its trained model.
+`fedirm-authors` sets what the authors' code does; left out of it: cross-entropy summed over two views, a learning rate
+that rises when unlabeled clients join, and a teacher that runs with dropout.
+
+What leaves a site: its weights, and from labeled clients the relation matrix, a mean output per class, which tells
+which classes a site has and how its model confuses them. Sums would do: all that the server needs are averages.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fewlabel import tree
+from fewlabel.data.sets import Labeled, Unlabeled
+from fewlabel.federation import SOME_CLIENTS, Federation, Site, broadcast, on_client
+from fewlabel.learn.consensus import average
+from fewlabel.learn.loop import Local, Optimizer, fit, memory_of, optimizer
+from fewlabel.learn.relation import class_sums, entropy, matching, ramp, relation, with_dropout
+from fewlabel.learn.teacher import MeanTeacher, Memory, Teacher, consistency
+from fewlabel.strict import Count, Natural, NonNegative, Positive, Share
+from fewlabel.tree import Tree
+
+
+@dataclass(frozen=True)
+class Relation:
+    rows: Tensor  # [C, C]
+    known: Tensor  # bool [C]: classes that somebody has
+
+
+@dataclass(frozen=True)
+class State:
+    """What the server keeps and sends; and with a relation from labeled clients alone, what they upload."""
+
+    model: Tree
+    relation: Relation | None = None
+
+
+@dataclass(frozen=True)
+class FedIRM:
+    """Consistency at unlabeled clients, whose relations among classes are matched with the labeled clients'."""
+
+    temperature: Positive = 2.0  # tau
+    passes: Count = 8  # T, with dropout; a network without dropout is as sure as it says
+    uncertainty: Positive = math.log(2)  # h: pseudo-labels with more entropy are left out
+    ramp: Count = 30  # Omega, in rounds
+    local: Local = Local(epochs=1, batch_size=48, lr=2e-4, optimizer="adam", second_momentum=0.99, clip=None)
+    relation_weight: NonNegative = 1.0  # of eq. 6 beside eq. 1; 0 is the paper's Fed-Consistency
+    eq5_as_printed: bool = False  # average probabilities
+    labeled_share: Share | None = None  # RSCFed's weight adjustment
+    # What the authors' code does beyond the paper.
+    warmup: Natural = 0  # rounds of the labeled clients alone
+    scale: NonNegative = 1.0  # of the loss at unlabeled clients
+    squared_ramp: bool = False
+    confidence: Share = 0.0  # pseudo-labels of less probability are left out
+    mean_logits: bool = False  # average the dropout passes before the softmax
+    per_batch: bool = False  # labeled clients, too, take relations of batches; classes without images are uniform
+    label_smoothing: Share = 0.0
+    teacher: MeanTeacher | None = None  # makes one of the two predictions
+    weights: Literal["size", "uniform"] = "size"
+    persistent_optimizer: bool = False
+
+    settings = frozenset({SOME_CLIENTS})
+
+    def init(self, fed: Federation) -> State:
+        return State(fed.server.weights())
+
+    def model(self, state: State) -> Tree:
+        return state.model
+
+    def round(self, state: State, fed: Federation) -> State:
+        relations: list[Relation] = []
+
+        def uploads() -> Iterator[tuple[float, bool, Tree]]:
+            present = fed.sample(among=fed.labeled if fed.round <= self.warmup else None)
+            for reply in fed.run(self.local_update, broadcast(present, state)):
+                if reply.upload.relation:
+                    relations.append(reply.upload.relation)
+                size = reply.client.size if self.weights == "size" else 1
+                yield size, reply.client.num_labeled > 0, reply.upload.model
+
+        model = average(uploads(), state.model, self.labeled_share)
+        return State(model, self.together(relations, fed) if relations else state.relation)
+
+    def together(self, relations: list[Relation], fed: Federation) -> Relation:
+        """Each row averaged over the clients that have the class."""
+        clients = torch.stack([one.known for one in relations]).sum(0)
+        rows = torch.stack([one.rows * one.known[:, None] for one in relations]).sum(0)
+        found = Relation(rows / clients.clamp(min=1)[:, None], clients > 0)
+        fed.log(relation=found.rows.where(found.known[:, None], torch.nan))
+        return found
+
+    @on_client
+    def local_update(self, site: Site[Memory], msg: State) -> State:
+        model, memory = site.load(msg.model), site.state or Memory()
+        steps = optimizer(model, self.local, site.labeled is not None, memory.optimizer)
+        found, kept = None, Memory()
+        if site.labeled:
+            found = self.supervised(site, site.labeled, steps)
+        elif site.unlabeled:
+            teacher = Teacher(model, self.teacher, memory.teacher, memory.step) if self.teacher else None
+            self.unsupervised(site, site.unlabeled, steps, msg.relation, teacher)
+            kept = Memory(teacher=teacher.weights, step=teacher.step) if teacher else kept
+        site.state = replace(kept, optimizer=memory_of(steps)) if self.persistent_optimizer else kept
+        site.score(tree.of(model))
+        return State(site.weights(), found)
+
+    def supervised(self, site: Site[Memory], labeled: Labeled, steps: Optimizer) -> Relation:
+        """Trains on labels; returns the relations of all images (eq. 2, 3), or the mean of those of the batches."""
+        model, seen = site.model, []
+
+        def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+            x, y = batch
+            logits = model(x)
+            if self.per_batch:
+                seen.append(relation(*class_sums(logits.detach(), y, site.num_classes), self.temperature))
+            return cross_entropy(logits, y, label_smoothing=self.label_smoothing)
+
+        for _ in range(self.local.epochs):
+            fit(model, steps, labeled.batches("weak", self.local.batch_size), loss, self.local.clip)
+        if self.per_batch:
+            return Relation(torch.stack(seen).mean(0), torch.ones(site.num_classes, dtype=torch.bool))
+        model.eval()
+        with torch.no_grad():
+            images = labeled.batches("plain", self.local.batch_size, shuffle=False)
+            parts = [class_sums(model(x), y, site.num_classes) for x, y in images]
+        sums, counts = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
+        return Relation(relation(sums, counts, self.temperature), counts > 0)
+
+    def unsupervised(
+        self,
+        site: Site[Memory],
+        unlabeled: Unlabeled,
+        steps: Optimizer,
+        theirs: Relation | None,
+        teacher: Teacher | None,
+    ) -> None:
+        """Trains for consistency (eq. 1) and, once there are any, towards the labeled relations (eq. 4 to 6)."""
+        model, classes = site.model, site.num_classes
+        weight = self.scale * ramp(site.round, self.ramp, self.squared_ramp)  # eq. 7
+
+        def loss(batch: tuple[Tensor, ...]) -> Tensor:
+            x, x_other, index = batch
+            logits, again = with_dropout(model, x, self.passes)
+            p = logits.softmax(1)
+            target = teacher(x_other) if teacher else model(x_other).softmax(1)
+            mean = again.mean(0).softmax(1) if self.mean_logits else again.softmax(2).mean(0)
+            confidence, label = p.max(1)
+            sure = (entropy(mean) < self.uncertainty) & (confidence >= self.confidence)
+            site.audit(index[sure], label[sure], epoch)
+            sums, counts = class_sums((p if self.eq5_as_printed else logits)[sure], label[sure], classes)
+            seen.append((sums.detach(), counts))
+            value = consistency(target, p)
+            if theirs and self.relation_weight:
+                ours = relation(sums, counts, self.temperature)
+                known = theirs.known & (counts > 0)  # a row without images is uniform, and nothing moves it
+                value = value + self.relation_weight * matching(theirs.rows, ours, known)
+            return weight * value
+
+        after = teacher.follow if teacher else lambda: None
+        for epoch in range(1, self.local.epochs + 1):  # noqa: B007 (the loss reads it)
+            seen: list[tuple[Tensor, Tensor]] = []
+            batches = unlabeled.batches(("weak", "weak"), self.local.batch_size)
+            fit(model, steps, batches, loss, self.local.clip, after)
+        sums, counts = (torch.stack(part).sum(0) for part in zip(*seen, strict=True))
+        found = relation(sums, counts, self.temperature)
+        site.show(relation=found.where(counts[:, None] > 0, torch.nan))

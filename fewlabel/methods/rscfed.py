@@ -1,0 +1,100 @@
+"""RSCFed: random sampling consensus (Liang et al., CVPR 2022).
+
+Labeled clients minimise cross-entropy (eq. 1). Unlabeled ones train a student towards their sharpened mean teacher
+(eq. 2 to 4: `learn.teacher`), which stays with them between rounds. The server draws M groups of K clients, makes a
+consensus of each by the distance of its models from their mean (eq. 5, 6: `learn.consensus.by_distance`, then the
+labeled clients' share of about a half), and averages the M of them (eq. 7).
+
+A client with labeled and unlabeled images adds both losses, on which the paper is silent. A teacher begins as the model
+that its client first receives, as in the authors' code; the paper says as the initial one, the same in round 1. A
+client drawn by two groups trains twice in sequence, as in the authors' code, or once for both (`reuse`).
+`rscfed-authors` sets what the authors' code does on SVHN, with the labeled client's factor applied once, as in its
+first version.
+
+What leaves a site: its weights after training. They can betray training images to a curious server, and the distances
+need each client's weights one by one, so that sums alone would not do.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from fewlabel import tree
+from fewlabel.federation import EVERY_CLIENT, SOME_CLIENTS, ClientInfo, Federation, Model, Reply, Site, on_client
+from fewlabel.learn.consensus import Distance, by_distance, favour
+from fewlabel.learn.loop import Local, memory_of, optimizer
+from fewlabel.learn.teacher import MeanTeacher, Memory, Teacher, train
+from fewlabel.strict import Count, Natural, NonNegative, Positive, Share
+from fewlabel.tree import Tree
+
+
+@dataclass(frozen=True)
+class RSCFed:
+    """Mean teachers at unlabeled clients; a consensus by distance in random groups of clients."""
+
+    groups: Count = 3  # M
+    group_size: Count = 5  # K
+    beta: NonNegative = 1e4  # how fast a model's weight falls with its distance; 0.01 for ISIC
+    labeled_share: Share | None = 0.5  # weight of the labeled clients in a group that has both kinds
+    teacher: MeanTeacher = MeanTeacher()
+    local: Local = Local(epochs=1, batch_size=64, lr=0.03, lr_unlabeled=0.021)
+    # The paper's ablations.
+    sub_sampling: bool = True  # SSO; without it, one group of all
+    reweighting: bool = True  # DMA; without it, weights by size
+    # What the authors' code does beyond the paper.
+    warmup: Natural = 0  # rounds of the labeled clients alone
+    labeled_times: Positive | None = None  # a factor for each labeled client's weight, in place of the share
+    beta_labeled: NonNegative | None = None  # beta in groups with a labeled client
+    distance: Distance = "joined"
+    persistent_optimizer: bool = False  # momentum stays with the client
+    reuse: bool = False  # the paper's remark: a client drawn by several groups trains once
+
+    settings = frozenset({SOME_CLIENTS, EVERY_CLIENT})
+
+    def init(self, fed: Federation) -> Model:
+        return Model(fed.server.weights())
+
+    def model(self, state: Model) -> Tree:
+        return state.model
+
+    def round(self, state: Model, fed: Federation) -> Model:
+        present = fed.sample()
+        if fed.round <= self.warmup:
+            groups = [fed.sample(among=fed.labeled)]
+        elif self.sub_sampling:
+            groups = [fed.sample(self.group_size, among=present, name=f"group {m}") for m in range(self.groups)]
+        else:
+            groups = [present]
+        found = [self.consensus(group) for group in self.replies(groups, state, fed)]
+        return Model(tree.mean(((1.0, sub) for sub in found), default=state.model))  # eq. 7
+
+    def replies(self, groups: list[list[ClientInfo]], state: Model, fed: Federation) -> Iterator[list[Reply[Model]]]:
+        """What each group's clients uploaded, without groups of which nobody answered."""
+        if self.reuse:
+            everyone = sorted({client for group in groups for client in group}, key=lambda client: client.id)
+            found = {r.client.id: r for r in fed.run(self.local_update, ((client, state) for client in everyone))}
+            answered = ([found[client.id] for client in group if client.id in found] for group in groups)
+            yield from (group for group in answered if group)
+        else:
+            jobs = [(number, client) for number, group in enumerate(groups) for client in group]
+            stream = fed.run(self.local_update, ((client, state) for _, client in jobs))
+            yield from (list(group) for _, group in groupby(stream, key=lambda reply: jobs[reply.job][0]))
+
+    def consensus(self, group: list[Reply[Model]]) -> Tree:
+        sizes, models = [reply.client.size for reply in group], [reply.upload.model for reply in group]
+        labeled = [reply.client.num_labeled > 0 for reply in group]
+        beta = self.beta_labeled if self.beta_labeled is not None and any(labeled) else self.beta
+        logs = by_distance(sizes, models, beta if self.reweighting else 0.0, self.distance)  # eq. 5, 6
+        weights = favour(logs, labeled, self.labeled_share, self.labeled_times)
+        return tree.mean(zip(weights, models, strict=True))
+
+    @on_client
+    def local_update(self, site: Site[Memory], msg: Model) -> Model:
+        model, memory = site.load(msg.model), site.state or Memory()
+        teacher = Teacher(model, self.teacher, memory.teacher, memory.step)
+        steps = optimizer(model, self.local, site.labeled is not None, memory.optimizer)
+        train(teacher, steps, self.local, site.labeled, site.unlabeled, site.audit)  # eq. 1 to 4
+        kept = memory_of(steps) if self.persistent_optimizer else None
+        site.state = Memory(kept, teacher.weights if site.unlabeled else None, teacher.step)
+        site.score(tree.of(model))
+        return Model(site.weights())
