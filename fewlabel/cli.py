@@ -18,7 +18,7 @@ from enum import StrEnum
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
@@ -26,6 +26,10 @@ from typer import Argument, Option
 
 from fewlabel import data_cli
 from fewlabel.errors import BadInput, FewLabelError, RunFailed
+
+if TYPE_CHECKING:
+    from fewlabel.experiment import Experiment
+    from fewlabel.reproduce import PaperRow
 
 RUNS = Path("runs")
 EXIT_CODES = (
@@ -199,6 +203,72 @@ def sweep(
     run_many(base, axes | seeds_axis(seeds), settings(data, changes), root, workers, form)
 
 
+@app.command()
+def reproduce(
+    name: Annotated[str, Argument(metavar="NAME[/ROW]", hidden=True)] = "",
+    listing: Annotated[bool, Option("--list", help="Which tables there are, and which data they need.")] = False,
+    printing: Annotated[bool, Option("--print", help="Print a row as a file for `fewlabel run` instead.")] = False,
+    rounds: Annotated[int | None, Option("--rounds", metavar="N", min=1, help="Fewer than the paper's, say.")] = None,
+    seeds: Seeds = None,
+    changes: Changes = None,
+    workers: Workers = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    form: Format = Form.TEXT,
+) -> None:
+    """Run rows of the papers' tables; show ours beside theirs.
+
+    NAME is a table or figure, ROW one of its rows; both may hold * and ?.
+    Rows whose data are not here are left out.
+    Repeated, it skips what is done and resumes what was interrupted.
+
+    Examples:
+      fewlabel reproduce --list
+      fewlabel reproduce 'rscfed-table1/svhn-*' --rounds 50 --seeds 0,1,2
+      fewlabel reproduce isofed-table2/pneumonia-isofed-l1u3-g08 --print
+    """
+    from fewlabel import reproduce as papers
+
+    if listing or not name:
+        return show_papers(form)
+    rows, changed, numbers = papers.select(name), changes or [], seeds_axis(seeds).get("seed")
+    if printing:
+        return print_row([(row, e) for row in rows for e in papers.wanted(row, changed, rounds, numbers)], form)
+    root = out or RUNS / "reproduce"
+    attempts = papers.plan(rows, root, changed, rounds, numbers)
+    if not [attempt for attempt in attempts if not attempt.refused]:
+        raise BadInput("; ".join(papers.Reproduction(attempts).refused()))
+    able = [experiment for attempt in attempts if not attempt.refused for experiment in attempt.experiments]
+    failure = run_all(able, root, workers)
+    found = papers.Reproduction(attempts, changed)
+    page = str(found.report(root))
+    print(json.dumps(found.to_json() | {"report": page}, indent=1) if form == "json" else f"{found}\n{page}")
+    if failure is not None:
+        raise failure
+    return None
+
+
+def print_row(found: "Sequence[tuple[PaperRow, Experiment]]", form: Form) -> None:
+    """An experiment of the papers as a file, or for programs to read."""
+    from fewlabel.reproduce import as_file
+    from fewlabel.strict import plain
+
+    if len(found) > 1:
+        raise BadInput(f"--print prints one row with one seed, and these are {len(found)}, such as {found[0][0].id}")
+    row, experiment = found[0]
+    print(json.dumps(plain(experiment), indent=1) + "\n" if form == "json" else as_file(row, experiment), end="")
+
+
+def show_papers(form: Form) -> None:
+    from rich.console import Console
+
+    from fewlabel.reproduce import listed, overview
+
+    if form == "json":
+        return print(json.dumps(listed(), indent=1))
+    return Console(highlight=False, markup=False, emoji=False).print(overview(listed()))
+
+
 @app.command("list")
 def list_(what: Annotated[Known, Argument(metavar="WHAT", hidden=True)], form: Format = Form.TEXT) -> None:
     """List what there is to choose from.
@@ -349,23 +419,32 @@ def run_many(
 ) -> None:
     """Runs all combinations side by side and shows how they compare."""
     from fewlabel import sweep
-    from fewlabel.display import Runs, show_result
+    from fewlabel.display import show_result
     from fewlabel.results import Comparison, Result
 
     experiments = sweep.grid(without_method(base) if "method" in axes else base, axes, changes)
+    failure = run_all(experiments, root, workers)
+    directories = dict.fromkeys(sweep.place(experiment, root) for experiment in experiments)
+    comparison = Comparison([Result(directory) for directory in directories])
+    show_result(comparison, form, comparison.report(root / "report.html"))
+    if failure is not None:
+        raise failure
+
+
+def run_all(experiments: "Sequence[Experiment]", root: Path, workers: int | None) -> RunFailed | None:
+    """Runs experiments side by side, and returns the failure of some: what the others found is to be shown first."""
+    from fewlabel import sweep
+    from fewlabel.display import Runs
+
     rounds = {sweep.place(experiment, root): experiment.rounds for experiment in experiments}
     done = sum((directory / "summary.json").exists() for directory in rounds)
-    failure = None
     with interruptible("do the same again") as stop, Runs(rounds, done) as shown:
         try:
             sweep.sweep(experiments, root, workers=workers, watch=shown.watch, stop=stop)
-        except RunFailed as error:  # what the others found is shown all the same
-            failure = error
-    comparison = Comparison([Result(directory) for directory in rounds])
-    show_result(comparison, form, comparison.report(root / "report.html"))
-    if failure is not None:
-        failure.add_note("to go on: do the same again")
-        raise failure
+        except RunFailed as error:
+            error.add_note("to go on: do the same again")
+            return error
+    return None
 
 
 @contextmanager

@@ -1,0 +1,502 @@
+"""The papers' rows must be the papers' experiments, hold each number just once, and stand beside ours as they are."""
+
+import csv
+import json
+import os
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fewlabel import reproduce
+from fewlabel.cli import main
+from fewlabel.data import datasets, files
+from fewlabel.errors import BadInput
+from fewlabel.experiment import Experiment, load
+from fewlabel.methods import METHODS
+from fewlabel.methods.cbafed import CBAFed
+from fewlabel.methods.fedavg import FedAvg
+from fewlabel.methods.fedirm import FedIRM
+from fewlabel.methods.isofed import IsoFed
+from fewlabel.methods.rscfed import RSCFed
+from fewlabel.reproduce import Reproduction, plan, select, tables
+from fewlabel.sweep import place
+
+SHARED = Path(__file__).parents[2] / "shared"
+REAL = os.environ.get("FEWLABEL_DATA")  # as it is outside of the tests
+ROWS = [row for table in tables().values() for row in table.rows]
+DIGITS = ["--set", "data=digits", "--set", "data.image_size=16", "--set", "model=simple-cnn", "--workers", "1"]
+
+
+class Finished(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Finished]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FEWLABEL_DATA", str(tmp_path / "no data"))
+
+
+@pytest.fixture
+def fewlabel(capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command, in this process."""
+
+    def run(*argv: str) -> Finished:
+        code = main(["reproduce", *argv])
+        return Finished(code, *capsys.readouterr())
+
+    return run
+
+
+def experiment(name: str) -> Experiment:
+    [row] = select(name)
+    return row.experiment()
+
+
+# What the files say
+
+
+def test_every_table_and_figure_of_the_four_papers_is_there():
+    assert set(tables()) == {
+        *(f"rscfed-table{n}" for n in range(1, 8)),
+        "rscfed-fig2",
+        *(f"cbafed-table{n}" for n in range(1, 5)),
+        *(f"cbafed-fig{n}" for n in (2, 3, 4)),
+        "fedirm-table1",
+        "fedirm-fig2b",
+        "fedirm-fig2c",
+        "isofed-table1",
+        "isofed-table2",
+    }
+
+
+@pytest.mark.parametrize("path", sorted(reproduce.FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_file_holds_what_the_reader_knows_and_uses_all_of_its_groups(path: Path):
+    content = tomllib.loads(path.read_text())
+    assert content.keys() <= {"paper", "title", "note", "experiment", "groups", "rows"}
+    used = {group for row in content["rows"].values() for group in row.get("use", ())}
+    assert used == content.get("groups", {}).keys()
+
+
+@pytest.mark.parametrize("table", tables().values(), ids=lambda table: table.name)
+def test_every_row_is_a_valid_experiment_of_its_own(table: reproduce.PaperTable):
+    found = [row.experiment() for row in table.rows]
+    assert all(one.rounds == row.rounds and one.seed == 0 for one, row in zip(found, table.rows, strict=True))
+    assert all(key in reproduce.WORDS for row in table.rows for key in row.paper)
+    same = [one for number, one in enumerate(found) if one in found[:number]]
+    # Of figure 4 each axis has a point with the defaults.
+    assert len(same) == (2 if table.name == "cbafed-fig4" else 0)
+
+
+def test_the_same_experiment_in_several_tables_is_run_once():
+    names = ("table1/svhn-rscfed", "table2/svhn-rscfed", "table4/10-rscfed", "table6/rscfed-cost-15")
+    names = (*names, "table7/rscfed-3x5", "fig2/rscfed")
+    assert len({place(experiment(f"rscfed-{name}"), Path("runs")) for name in names}) == 1
+
+
+# What the seeds say, by hand
+
+
+def test_rscfed_on_svhn():
+    e = experiment("rscfed-table1/svhn-rscfed")
+    assert (e.data.name, e.data.split, e.model.name, e.rounds) == ("svhn", "published", "simple-cnn", 1000)
+    assert (e.clients.count, e.clients.partition, e.clients.alpha, e.clients.balanced) == (10, "dirichlet", 0.8, True)
+    assert (e.labels.at, e.labels.clients, e.labels.which) == ("some-clients", 1, "rule")
+    assert (e.views.weak, e.method.teacher.student_view) == ("rscfed", "weak")
+    assert isinstance(e.method, RSCFed)
+    m, local = e.method, e.method.local
+    assert (m.groups, m.group_size, m.beta, m.labeled_share, m.warmup) == (3, 5, 1e4, 0.5, 0)
+    assert (m.teacher.decay, m.teacher.temperature) == (0.999, 0.5)
+    assert (local.epochs, local.batch_size, local.lr, local.lr_unlabeled) == (1, 64, 0.03, 0.021)
+    assert (local.optimizer, local.momentum, local.weight_decay, local.clip) == ("sgd", 0.9, 5e-4, 5.0)
+
+
+def test_rscfed_on_isic():
+    e = experiment("rscfed-table1/isic-rscfed")
+    assert (e.data.split, e.data.image_size, e.model.name, e.model.pretrained) == (
+        "80-20",
+        224,
+        "resnet18-cifar",
+        False,
+    )
+    assert e.views.weak == "isic"
+    local = e.method.local
+    assert (e.method.beta, local.batch_size, local.lr, local.lr_unlabeled) == (0.01, 12, 0.002, 0.001)
+    assert experiment("rscfed-table1/cifar100-rscfed").method.beta == 1e4
+    assert experiment("rscfed-table2/isic-rscfed") == e
+
+
+@pytest.mark.parametrize("data", ["svhn", "cifar100", "isic"])
+def test_rscfeds_rows_differ_in_what_they_are_about_alone(data: str):
+    upper, lower, fedirm, consist, rscfed = (row.experiment() for row in select(f"rscfed-table1/{data}-*"))
+    assert (upper.labels.at, upper.labels.fraction, lower.labels.at) == ("every-client", 1.0, "some-clients")
+    assert isinstance(upper.method, FedAvg)
+    assert upper.method == lower.method
+    assert isinstance(fedirm.method, FedIRM)
+    assert (fedirm.method.labeled_share, fedirm.method.relation_weight) == (0.5, 1.0)
+    assert (consist.method.sub_sampling, consist.method.reweighting, consist.method.labeled_share) == (
+        False,
+        False,
+        0.5,
+    )
+    for e in (upper, lower, fedirm, consist):
+        assert (e.data, e.model, e.clients, e.views) == (rscfed.data, rscfed.model, rscfed.clients, rscfed.views)
+        ours, theirs = e.method.local, rscfed.method.local
+        assert (ours.lr, ours.batch_size, ours.optimizer, ours.clip) == (theirs.lr, theirs.batch_size, "sgd", 5.0)
+
+
+def test_rscfeds_ablations():
+    basic, sso, whole = (row.experiment().method for row in select("rscfed-table2/svhn-*"))
+    assert basic == experiment("rscfed-table1/svhn-fed-consist").method
+    assert (sso.sub_sampling, sso.reweighting, whole.sub_sampling, whole.reweighting) == (True, False, True, True)
+    original, adjusted, *others = (row.experiment() for row in select("rscfed-table3"))
+    assert (original.method.labeled_share, adjusted.method.labeled_share) == (None, 0.5)
+    assert {e.labels.clients for e in (original, adjusted, *others)} == {2}
+    sizes = [
+        (e.clients.count, e.labels.clients) for e in (row.experiment() for row in select("rscfed-table4/*-rscfed"))
+    ]
+    assert sizes == [(5, 1), (10, 1), (15, 1), (25, 1), (35, 1), (50, 1)]
+    for row in select("rscfed-table5"):
+        e = row.experiment()
+        assert (e.labels.at, e.labels.fraction, e.method.labeled_share) == ("every-client", 0.1, None)
+    assert groups_of("rscfed-table6/rscfed-*") == [(2, 4), (3, 3), (2, 5), (3, 5)]
+    assert groups_of("rscfed-table7") == [(3, 5), (5, 3), (2, 7), (4, 4)]
+    for table in ("rscfed-table4/*-rscfed", "rscfed-table6/rscfed-*"):
+        assert all(any("ours" in note for note in row.notes) for row in select(table))
+
+
+def groups_of(name: str) -> list[tuple[int, int]]:
+    methods = [row.experiment().method for row in select(name)]
+    return [(method.groups, method.group_size) for method in methods]
+
+
+def test_cbafed():
+    e = experiment("cbafed-table1/svhn-cbafed")
+    m, local = e.method, e.method.local
+    assert (e.model.name, e.rounds, m.warmup, m.warmup_epochs) == ("resnet18", 502, 1, 501)
+    assert (local.epochs, m.epochs_unlabeled, local.batch_size, local.lr, local.lr_unlabeled) == (11, 1, 64, 0.03, 0.02)
+    assert (m.threshold, m.highest, m.beta, m.skip, m.blend_epochs, m.blend_rounds) == (0.84, 0.9, 0.3, 5, 0.8, 0.5)
+    cifar = experiment("cbafed-table1/cifar100-cbafed")
+    assert (cifar.rounds, cifar.method.warmup_epochs, cifar.method.highest) == (1002, 1001, 0.95)
+    fashion = experiment("cbafed-table1/fashion-cbafed")
+    assert (fashion.data.channels, fashion.views.weak, fashion.method.highest) == (3, "cbafed-fashion", 0.95)
+    isic = experiment("cbafed-table1/isic-cbafed")
+    assert (isic.data.image_size, isic.views.weak, isic.method.highest) == (224, "isic", 0.9)
+    assert isinstance(experiment("cbafed-table1/svhn-fedavg-plus").method, CBAFed)
+    assert experiment("cbafed-table1/svhn-fedavg-plus").method.labeling == "none"
+    assert experiment("cbafed-table1/svhn-fed-consist").method.labeling == "batch"
+    assert experiment("cbafed-table1/svhn-fedirm").method.local.optimizer == "sgd"
+    assert {row.experiment().model.name for row in select("cbafed-table2")} == {"vit-tiny"}
+    assert {row.experiment().labels.clients for row in select("cbafed-table3")} == {2}
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100", "fashion"])
+def test_cbafeds_switches(data: str):
+    methods = [row.experiment().method for row in select(f"cbafed-table4/{data}-*")]
+    assert [(m.labeling, m.adaptive, m.tail, m.residual) for m in methods] == [
+        ("fixed", False, False, False),
+        ("fixed", True, False, False),
+        ("fixed", True, True, False),
+        ("fixed", True, True, True),
+    ]
+    assert experiment(f"cbafed-table4/{data}-cbafed") == experiment(f"cbafed-table1/{data}-cbafed")
+
+
+def test_cbafeds_figures():
+    pairs = [(e.model.name, type(e.method)) for e in (row.experiment() for row in select("cbafed-fig2"))]
+    assert pairs == [("resnet18", FedAvg), ("resnet18", CBAFed), ("vit-tiny", FedAvg), ("vit-tiny", CBAFed)]
+    five = [row.experiment() for row in select("cbafed-fig3")]
+    assert [(e.method.labeling, e.method.epochs_unlabeled) for e in five] == [
+        ("batch", 1),
+        ("batch", 5),
+        ("fixed", 1),
+        ("fixed", 5),
+        ("refreshed", 5),
+    ]
+    assert {(e.rounds - e.method.warmup, e.method.local.epochs, e.method.labeled_share) for e in five} == {
+        (200, 1, None)
+    }
+    assert not any(e.method.adaptive or e.method.tail or e.method.residual for e in five)
+
+
+def test_fedirm():
+    for row in select("fedirm-*"):
+        e = row.experiment()
+        assert (e.model.name, e.model.pretrained, e.data.image_size, e.data.split) == (
+            "densenet121",
+            True,
+            224,
+            "70-10-20",
+        )
+        assert (e.rounds, e.clients.count, e.clients.partition, e.views.weak) == (100, 10, "iid", "fedirm")
+        local = e.method.local
+        assert (local.optimizer, local.momentum, local.second_momentum, local.lr) == ("adam", 0.9, 0.99, 2e-4)
+        assert (local.batch_size, local.epochs, local.clip) == (48, 1, None)
+    labels = [row.experiment().labels for row in select("fedirm-fig2b/*-fedirm")]
+    assert [(one.clients, one.unlabeled_clients) for one in labels] == [(n, None) for n in (1, 2, 3, 4)]
+    labels = [row.experiment().labels for row in select("fedirm-fig2c/*-fedirm")]
+    assert [(one.clients, one.unlabeled_clients) for one in labels] == [(2, n) for n in (1, 2, 4, 8)]
+    assert experiment("fedirm-table1/ich-fed-consistency").method.relation_weight == 0
+    assert experiment("fedirm-table1/ich-fedirm").method == METHODS["fedirm"]
+
+
+def test_isofed():
+    for row in select("isofed-*"):
+        e = row.experiment()
+        assert (e.model.name, e.data.image_size, e.data.split, e.clients.count) == ("simple-cnn", 32, "published", 4)
+        local = e.method.local
+        assert (e.rounds, local.lr, local.lr_unlabeled, local.batch_size, local.epochs) == (1000, 0.03, 0.021, 64, 1)
+    for name, labeled in (("l3u1", 3), ("l2u2", 2), ("l1u3", 1)):
+        found = [row.experiment() for row in select(f"isofed-*/*-{name}-*")]
+        assert len(found) == 3 * 2 * 3 + 4 * 2
+        assert {(e.labels.at, e.labels.clients) for e in found} == {("some-clients", labeled)}
+    assert {row.experiment().clients.alpha for row in select("isofed-*/*-g05")} == {0.5}
+    assert {row.experiment().clients.alpha for row in select("isofed-*/*-g08")} == {0.8}
+    e = experiment("isofed-table2/organa-isofed-without-pt-l1u3-g05")
+    assert isinstance(e.method, IsoFed)
+    assert e.method.pretraining == 0
+    upper = experiment("isofed-table2/organa-upper-g08")
+    assert (upper.labels.at, upper.labels.fraction) == ("every-client", 1.0)
+    assert (upper.method.sub_sampling, upper.method.reweighting, upper.method.labeled_share) == (False, True, None)
+    assert groups_of("isofed-table1/blood-rscfed-l1u3-g08") == [(3, 2)]
+
+
+# Every number of the papers
+
+PAPERS = SHARED / "paper-tables.csv"
+DATA = {
+    "SVHN": "svhn", "CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Fashion-MNIST": "fashion-mnist",
+    "ISIC2018": "isic2018", "RSNA-ICH": "rsna-ich", "BloodMNIST": "bloodmnist", "PathMNIST": "pathmnist",
+    "PneumoniaMNIST": "pneumoniamnist", "OrganAMNIST": "organamnist",
+}  # fmt: skip
+SHORT = {"fashion-mnist": "fashion", "isic2018": "isic", "rsna-ich": "ich"}
+NETS = {
+    "SimpleCNN": "simple-cnn",
+    "ResNet-18": "resnet18-cifar",
+    "ResNet18 (torchvision)": "resnet18",
+    "ViT-Tiny": "vit-tiny",
+    "DenseNet-121 (ImageNet)": "densenet121",
+}
+NAMES = {
+    "FedAvg (upper-bound)": "fedavg-upper", "FedAvg (lower-bound)": "fedavg-lower", "FedAvg+": "fedavg-plus",
+    "FedIRM": "fedirm", "Fed-Consist": "fed-consist", "Fed-Consist+": "fed-consist-plus", "RSCFed": "rscfed",
+    "CBAFed": "cbafed", "Fed-SelfTraining": "fed-selftraining", "Fed-Consistency": "fed-consistency",
+    "Basic": "basic", "Basic + SSO": "basic-sso", "RSCFed (SSO+DMA)": "rscfed",
+    "Fixed PL": "fixed", "Fixed PL + CBA": "fixed-cba", "Fixed PL + CBA + DD": "fixed-cba-dd",
+    "CBAFed (Fixed PL + CBA + DD + Res-Weight)": "cbafed",
+    "wFed-Avg (upper-bound)": "upper", "MT+wFed-Avg": "mt", "IsoFed": "isofed", "IsoFed w/o PT": "isofed-without-pt",
+}  # fmt: skip
+METRICS = {
+    "binary_accuracy_mean": "binary_accuracy",
+    "sensitivity": "binary_sensitivity",
+    "specificity": "binary_specificity",
+    "f1": "binary_f1",
+}
+
+
+def where(line: dict[str, str]) -> str:
+    """The row that a line of the file of all numbers belongs to."""
+    table = f"{line['paper'].lower()}-{line['table'].lower().replace(' ', '')}"
+    method, setting, labeled = NAMES[line["method"]], line["setting"], line["labeled_clients"]
+    data = SHORT.get(DATA[line["dataset"]], DATA[line["dataset"]].removesuffix("mnist"))
+    match table:
+        case "rscfed-table3" if method == "fedirm":
+            return f"{table}/fedirm-{'original' if 'original' in setting else 'adjusted'}"
+        case "rscfed-table4":
+            return f"{table}/{setting.split()[0]}-{method}"
+        case "rscfed-table6" if method == "rscfed":
+            return f"{table}/rscfed-cost-{setting[10:13].replace('.', '')}"
+        case "rscfed-table7":
+            return f"{table}/rscfed-{setting[2]}x{setting[6]}"
+        case "rscfed-table3" | "rscfed-table5" | "rscfed-table6" | "cbafed-table2" | "cbafed-table3":
+            return f"{table}/{method}"
+        case "fedirm-sec3.3text":
+            return f"fedirm-fig2b/{labeled}-{method}"
+        case "isofed-table1" | "isofed-table2":
+            ratio = "" if method == "upper" else f"-l{labeled}u{line['unlabeled_clients']}"
+            return f"{table}/{data}-{method}{ratio}-g{line['gamma'].replace('.', '')}"
+    return f"{table}/{data}-{method}"
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[dict[str, str]]:
+    if not PAPERS.exists():
+        pytest.skip("the papers' numbers are not there: ../shared/paper-tables.csv lies beside the repository")
+    with PAPERS.open(newline="") as file:
+        return [line for line in csv.DictReader(file) if line["paper"] != "FedMatch"]
+
+
+def test_every_number_of_the_papers_is_in_its_row_and_no_other_number_is(lines: list[dict[str, str]]):
+    theirs = {
+        (where(line), METRICS.get(line["metric"], line["metric"])): (
+            float(line["value"]),
+            float(line["std"]) if line["std"] else None,
+        )
+        for line in lines
+    }
+    assert len(theirs) == len(lines)
+    assert theirs == {(row.id, key): (n.mean, n.std) for row in ROWS for key, n in row.paper.items()}
+
+
+def test_a_number_stands_in_a_row_of_its_data_network_clients_and_labels(lines: list[dict[str, str]]):
+    for line in {where(line): line for line in lines}.values():
+        e = experiment(where(line))
+        labeled, unlabeled = int(line["labeled_clients"]), int(line["unlabeled_clients"])
+        assert e.data.name == DATA[line["dataset"]]
+        assert e.model.name == NETS[line["backbone"]]
+        assert e.clients.partition == "iid" if line["gamma"] == "iid" else e.clients.alpha == float(line["gamma"])
+        if e.labels.at == "every-client":
+            assert (labeled, unlabeled) == (e.clients.count, 0)
+        elif unlabeled:
+            assert (labeled, unlabeled) == (e.labels.clients, e.clients.count - e.labels.clients)
+        else:  # the lower bounds, in which the others take no part
+            assert labeled == e.labels.clients
+            assert isinstance(e.method, FedAvg) or e.method.labeling == "none"
+
+
+# The command
+
+
+def test_help_has_examples_and_fits_the_screen(capsys: pytest.CaptureFixture[str]):
+    assert main(["reproduce", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "  fewlabel reproduce --list" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_list_names_every_table_and_the_data_that_are_missing(fewlabel: Command):
+    found = fewlabel("--list")
+    assert (found.code, found.err) == (0, "")
+    assert [name for name in tables() if name not in found.out] == []
+    assert "svhn*" in found.out
+    told = {one["name"]: one for one in json.loads(fewlabel("--list", "--format", "json").out)}
+    assert told["rscfed-table1"]["data"] == {"svhn": False, "cifar100": False, "isic2018": False}
+    assert len(told["rscfed-table1"]["rows"]) == 15
+
+
+@pytest.mark.parametrize(
+    "name", ["rscfed-table1/svhn-rscfed", "fedirm-table1/ich-fedavg-upper", "isofed-table1/blood-upper-g05"]
+)
+def test_a_printed_row_is_a_file_that_reads_as_that_row(name: str, fewlabel: Command, tmp_path: Path):
+    found = fewlabel(name, "--print")
+    (tmp_path / "row.toml").write_text(found.out)
+    assert (found.code, found.err) == (0, "")
+    assert load(tmp_path / "row.toml") == experiment(name)
+    changed = fewlabel(name, "--print", "--rounds", "7", "--seeds", "3", "--set", "clients.alpha=0.1")
+    (tmp_path / "row.toml").write_text(changed.out)
+    again = load(tmp_path / "row.toml")
+    assert (again.rounds, again.seed, again.clients.alpha) == (7, 3, 0.1)
+    assert json.loads(fewlabel(name, "--print", "--format", "json").out)["rounds"] == experiment(name).rounds
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["rscfed-tabel1"], "there is no table or figure 'rscfed-tabel1'; did you mean 'rscfed-table1'?"),
+        (
+            ["rscfed-table1/svhn-rsfed"],
+            "there is no row in rscfed-table1 named 'svhn-rsfed'; did you mean 'svhn-rscfed'?",
+        ),
+        (["rscfed-table7", "--print"], "--print prints one row with one seed, and these are 4"),
+        (["rscfed-table7", "--set", "rounds=3", "--rounds", "4"], "rounds is given twice"),
+        (["rscfed-table7", "--set", "seed=3", "--seeds", "4"], "seed is given twice"),
+        (["rscfed-table7", "--seeds", "a"], "--seeds takes whole numbers"),
+        (
+            ["rscfed-table7/rscfed-3x5", "--set", "method.bta=1"],
+            "rscfed-table7/rscfed-3x5: unknown setting 'method.bta'",
+        ),
+        (["rscfed-table7"], "the data set 'svhn' is not here"),
+        (["rscfed-table7"], "run `fewlabel data get svhn`"),
+        (
+            ["cbafed-table1/svhn-cbafed", "--rounds", "1"],
+            "cbafed-table1/svhn-cbafed needs more rounds than 1, because its warm-up alone takes 1",
+        ),
+        (["rscfed-table1/svhn-rscfed", "--set", "method=rscfed-authors", "--rounds", "6"], "its warm-up alone takes 7"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence(argv: list[str], sentence: str, fewlabel: Command):
+    found = fewlabel(*argv)
+    assert (found.code, found.out) == (2, "")
+    assert sentence in found.err
+    assert found.err.count("\n") == 1
+
+
+def test_a_short_reproduction_from_end_to_end(fewlabel: Command, tmp_path: Path):
+    words = ["isofed-table2/pneumonia-isofed-l1u3-*", *DIGITS, "--rounds", "2", "--seeds", "0,1", "--out", "here"]
+    found = fewlabel(*words)
+    assert found.code == 0, found.err
+    assert found.out.count("2 of 1000") == 2
+    assert "Seeds 0, 1, mean ± std" in found.out
+    assert "SHORT" in found.out
+    assert "CHANGED: not the paper's experiment, but with data=digits" in " ".join(found.out.split())
+    assert [number for number in ("85", "91.68", "77.12") if f" {number} " not in found.out] == []
+    assert len([path for path in (tmp_path / "here").iterdir() if path.is_dir()]) == 4
+    assert found.out.endswith("here/isofed-table2.html\n")
+    assert "pneumonia-isofed-l1u3-g05" in (tmp_path / "here" / "isofed-table2.html").read_text()
+    again = fewlabel(*words, "--format", "json")
+    assert "4 of 4 runs are done already" in again.err
+    first, second = json.loads(again.out)["rows"]
+    assert (first["table"], first["row"]) == ("isofed-table2", "pneumonia-isofed-l1u3-g08")
+    assert (first["rounds"], first["rounds_of_paper"], first["short"], first["seeds"]) == (2, 1000, True, [0, 1])
+    assert first["paper"]["accuracy"] == {"mean": 85.0, "std": None}
+    runs = [json.loads((Path(folder) / "summary.json").read_text()) for folder in first["directories"]]
+    mean = 100 * sum(run["last"]["test"]["accuracy"] for run in runs) / 2
+    assert first["ours"]["accuracy"]["mean"] == pytest.approx(mean)
+    assert second["ours"]["accuracy"]["std"] is not None
+
+
+def test_rows_that_cannot_run_do_not_hide_the_others(fewlabel: Command):
+    found = fewlabel("cbafed-table1/svhn-fed*", *DIGITS, "--rounds", "1", "--format", "json")
+    rows = {row["row"]: row for row in json.loads(found.out)["rows"]}
+    assert found.code == 0, found.err
+    assert [name for name, row in rows.items() if "ours" in row] == [
+        "svhn-fedavg-upper",
+        "svhn-fedavg-lower",
+        "svhn-fedavg-plus",
+        "svhn-fedirm",
+    ]
+    assert "warm-up" in rows["svhn-fed-consist"]["not_run"]
+
+
+def test_a_run_that_is_not_at_its_end_is_marked(tmp_path: Path):
+    changes = [word for word in DIGITS if "=" in word]
+    found = Reproduction(plan(select("rscfed-fig2/rscfed"), tmp_path, changes, rounds=3), changes)
+    text = str(found.table())
+    assert "rscfed*" in text
+    assert "* rscfed, seed 0: unfinished, round 0 of 3." in text
+    assert found.to_json()["rows"][0]["unfinished"] == {"0": "unfinished, round 0 of 3"}
+
+
+def test_what_is_finished_is_shown_without_its_data(fewlabel: Command, monkeypatch: pytest.MonkeyPatch):
+    words = ["rscfed-table7/rscfed-5x3", *DIGITS, "--rounds", "1"]
+    assert fewlabel(*words).code == 0
+    monkeypatch.setattr(reproduce, "lacking", lambda data: "it is not here")
+    found = fewlabel(*words)
+    assert (found.code, "70.28" in found.out) == (0, True)
+
+
+@pytest.fixture
+def _pneumonia(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWLABEL_DATA", str(REAL or SHARED / "data"))
+    try:
+        files.find("pneumoniamnist", datasets.DATASETS["pneumoniamnist"])
+    except BadInput as error:
+        pytest.skip(f"no real data: {error}")
+
+
+@pytest.mark.usefixtures("_pneumonia")
+def test_a_real_row_runs_beside_one_whose_data_are_missing(fewlabel: Command):
+    found = fewlabel("isofed-table2/*-upper-g08", "--rounds", "1", "--workers", "1", "--format", "json")
+    there, missing = json.loads(found.out)["rows"]
+    assert found.code == 0, found.err
+    assert 0 < there["ours"]["accuracy"]["mean"] < 100
+    assert "fewlabel data get organamnist" in missing["not_run"]
