@@ -14,8 +14,10 @@ from typer import Argument, Option
 from fewlabel.errors import BadInput
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fewlabel.data.check import Report
-    from fewlabel.data.datasets import Dataset
+    from fewlabel.data.datasets import Dataset, Split
     from fewlabel.data.partition import Partition
     from fewlabel.experiment import Experiment
 
@@ -94,7 +96,7 @@ def check(
     from fewlabel.display import Screen
 
     named = dict(assignment(text) for text in columns or [])
-    found = own.find(kind or own.guess(path), path, named)
+    found = own.find(kind or own.guess(path), path, named, by="--column ")
     total = len(found.items)
     with Screen(total) as screen:
         report = look.check(found, lambda seen: screen.show(seen, f"{seen:,} of {total:,} images"))
@@ -172,17 +174,29 @@ def partition(
 
     from fewlabel.data import drawing
 
-    dataset, dealt = dealt_out(experiment_of(what, changes))
-    labels = dataset.splits["train"].labels.numpy()
+    experiment = experiment_of(what, changes)
+    dataset, dealt = dealt_out(experiment)
+    train = dataset.splits["train"]
+    labels, whose = train.labels.numpy(), holders(train, experiment)
     if png is not None:
-        drawing.plot(dealt, labels, dataset.classes, png)
+        drawing.plot(dealt, labels, dataset.classes, png, holders=whose)
+    nobodys = left_out(dealt, len(train), whose)
     if form == "json":
         rows = [
-            {"name": bar.name, "images": bar.size, "labeled": bar.labeled.tolist(), "unlabeled": bar.unlabeled.tolist()}
-            for bar in drawing.bars(dealt, labels, dataset.classes)
+            {
+                "name": bar.name,
+                "images": bar.size,
+                "labeled": bar.labeled.tolist(),
+                "unlabeled": bar.unlabeled.tolist(),
+                "unknown": bar.unknown,
+                "wrong": bar.wrong,
+            }
+            for bar in drawing.bars(dealt, labels, dataset.classes, whose)
         ]
-        return print(json.dumps({"checksum": dealt.checksum, "classes": dataset.classes, "shares": rows}, indent=1))
-    return Console(highlight=False, emoji=False).print(drawing.draw(dealt, labels, dataset.classes))
+        told = {"checksum": dealt.checksum, "classes": dataset.classes, "shares": rows, "left_out": nobodys}
+        return print(json.dumps(told, indent=1))
+    Console(highlight=False, emoji=False).print(drawing.draw(dealt, labels, dataset.classes, holders=whose))
+    return show_left_out(nobodys)
 
 
 @app.command()
@@ -198,7 +212,8 @@ def split(
 
     FILE is an experiment (TOML), or NAME a data set; by default digits.
     A site gets the labels that the experiment gives it, and no others:
-    a federation can be rehearsed before it exists.
+    a federation can be rehearsed before it exists. Images are written at
+    the size that the network sees, and patients by number where known.
 
     Examples:
       fewlabel data split digits --to sites
@@ -209,13 +224,16 @@ def split(
     if to is None:
         raise BadInput("data split needs --to, the directory for what it writes")
     experiment = experiment_of(what, changes)
-    written = sites.write(*dealt_out(experiment), to, kind, experiment.seed)
+    dataset, dealt = dealt_out(experiment)
+    written = sites.write(dataset, dealt, to, kind, experiment.seed)
     if form == "json":
         return print(json.dumps([site.to_json() for site in written], indent=1))
-    return show_rows(
+    show_rows(
         ["", "labeled", "unlabeled"],
         [[str(site.path), f"{site.labeled:,}", f"{site.unlabeled:,}"] for site in written],
     )
+    size = dataset.image_size
+    return print(f"images are written at {size}x{size}, as the network sees them; data.image_size is another size")
 
 
 def assignment(text: str) -> tuple[str, str]:
@@ -228,10 +246,10 @@ def assignment(text: str) -> tuple[str, str]:
 def experiment_of(what: str | None, changes: Sequence[str] | None) -> "Experiment":
     """An experiment by its file, by the name of its data set alone, or as it is by default."""
     from fewlabel.cli import table_of
-    from fewlabel.experiment import read
+    from fewlabel.experiment import read, rooted
 
     file = what is not None and (what.endswith(".toml") or Path(what).is_file())
-    base = table_of(Path(what)) if file and what else {}
+    base = rooted(table_of(Path(what)), Path(what).parent) if file and what else {}
     named = [] if file or what is None else [f"data.name={what}"]
     return read(base, [*named, *(changes or [])])
 
@@ -249,11 +267,29 @@ def dealt_out(experiment: "Experiment") -> "tuple[Dataset, Partition]":
     return dataset, partition.of(dataset, experiment)
 
 
+def holders(train: "Split", experiment: "Experiment") -> "np.ndarray | None":
+    """Who holds each image, where clients are dealt out by that."""
+    return train.clients if experiment.clients.partition == "by-column" else None
+
+
+def left_out(dealt: "Partition", images: int, whose: "np.ndarray | None") -> dict[str, int]:
+    """Images that nobody has, by why."""
+    nameless = 0 if whose is None else int(sum(str(name) in ("", "-1") for name in whose))
+    there = sum(map(len, dealt.shares)) + len(dealt.server) + len(dealt.validation)
+    why = {"without a client in their column": nameless, "of clients that take no part": images - nameless - there}
+    return {reason: count for reason, count in why.items() if count}
+
+
+def show_left_out(told: dict[str, int]) -> None:
+    for why, count in told.items():
+        print(f"left out: {count:,} images {why}")
+
+
 def about(dataset: "Dataset", experiment: "Experiment") -> dict[str, Any]:
     """A data set for programs to read."""
     import numpy as np
 
-    from fewlabel.data import datasets, files
+    from fewlabel.data import datasets, files, own
 
     source = datasets.source(dataset.name)
     lying = [Path(experiment.data.path)] if experiment.data.path else files.find(dataset.name, source)[1]
@@ -261,6 +297,12 @@ def about(dataset: "Dataset", experiment: "Experiment") -> dict[str, Any]:
         name: np.bincount(split.labels.numpy() + 1, minlength=len(dataset.classes) + 1).tolist()
         for name, split in dataset.splits.items()
     }
+    unused, data = {}, experiment.data
+    if data.name in own.KINDS:
+        listed = len(own.find(data.name, data.path, data.columns).items)
+        why = "without a label, of patients or copies of images in other splits"
+        why = f"that cannot be read, or {why}" if data.unreadable == "skip" else why
+        unused = {why: listed - sum(map(sum, counts.values()))}
     return {
         "name": dataset.name,
         "about": source.about,
@@ -272,6 +314,7 @@ def about(dataset: "Dataset", experiment: "Experiment") -> dict[str, Any]:
         "splits": {
             name: {"images": sum(some), "classes": some[1:], "unlabeled": some[0]} for name, some in counts.items()
         },
+        "left_out": {why: count for why, count in unused.items() if count},
     }
 
 
@@ -282,14 +325,16 @@ def show_info(told: dict[str, Any], form: Form) -> None:
     print(f"{told['name']}: {told['about']}")
     print(f"read at {size}x{size}, {'grey' if told['channels'] == 1 else 'colour'}")
     print("\n".join(told["files"]), end="\n" if told["files"] else "")
-    rows = [
-        [label, *(f"{split['classes'][number]:,}" for split in splits.values())]
-        for number, label in enumerate(told["classes"])
-    ]
-    if any(split["unlabeled"] for split in splits.values()):
-        rows.append(["without label", *(f"{split['unlabeled']:,}" for split in splits.values())])
-    rows.append(["all", *(f"{split['images']:,}" for split in splits.values())])
-    return show_rows(["class", *splits], rows)
+    counts = {
+        label: [split["classes"][number] for split in splits.values()] for number, label in enumerate(told["classes"])
+    }
+    if any(unlabeled := [split["unlabeled"] for split in splits.values()]):
+        counts["without label"] = unlabeled
+    counts["all"] = [split["images"] for split in splits.values()]
+    show_rows(
+        ["class", *splits, "all"], [[label, *(f"{n:,}" for n in (*row, sum(row)))] for label, row in counts.items()]
+    )
+    return show_left_out(told["left_out"])
 
 
 def show_report(report: "Report") -> None:
@@ -317,7 +362,9 @@ def show_report(report: "Report") -> None:
         told = [" = ".join(f"{item.name} ({getattr(item, attribute) or 'none'})" for item in same) for same in wrong]
         show_lines(title, told)
     show_lines("patient in several splits", [f"{name}: {', '.join(s)}" for name, s in report.straddling.items()])
+    show_lines("in no class's folder", found.loose)
     show_lines("not images, left alone", found.strays)
+    show_lines("perhaps not meant", report.notes)
 
 
 def show_lines(title: str, lines: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ Plain dataclasses, because methods and messages are dataclasses too: one kind of
 """
 
 import importlib
+import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -122,6 +123,7 @@ class Checkpoint:
     seconds: Positive = 60.0
 
 
+PATHS = (("data", "path"), ("clients", "file"))
 NAMED = ("method", "data", "model")  # tables that their name alone can stand for
 
 # Rows of every table that are FedAvg in an experiment of their own: name -> (method, settings, explanation).
@@ -131,6 +133,11 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
         "fedavg",
         {"labels": {"at": "every-client", "fraction": 1.0, "per_class": None}},
         "FedAvg in the same experiment with every label: the ceiling of every table.",
+    ),
+    "wfedavg": (
+        "mt-wfedavg",
+        {"labels": {"at": "every-client", "fraction": 1.0, "per_class": None}},
+        "With every label and averages by distance: the ceiling of IsoFed's paper.",
     ),
 }
 
@@ -228,6 +235,10 @@ class Experiment:
             if isinstance(given, str) and isinstance(default, Data | Net):  # data="digits" is data=Data(name="digits")
                 object.__setattr__(self, part.name, replace(default, name=given))
         strict.check(self)
+        for table, key in PATHS:  # absolute, or a run could be resumed only from where it was begun
+            if (path := getattr(getattr(self, table), key)) is not None:
+                absolute = os.path.abspath(os.path.expanduser(path))
+                object.__setattr__(self, table, replace(getattr(self, table), **{key: absolute}))
         if self.clients.partition not in PARTITIONS:
             raise BadInput(unknown("clients.partition", self.clients.partition, PARTITIONS))
         for view in fields(Views):
@@ -275,9 +286,18 @@ def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
     return strict.read(Experiment, data)
 
 
+def rooted(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A file's table, whose relative paths are from its own folder where there is something, else from the current."""
+    for part, key in PATHS:
+        given = table.get(part, {})
+        if isinstance(given, dict) and isinstance(path := given.get(key), str) and (folder / path).exists():
+            table = table | {part: given | {key: str(folder / path)}}
+    return table
+
+
 def load(path: Path, changes: Sequence[str] = ()) -> Experiment:
     try:
-        table = tomllib.loads(path.read_text())
+        table = rooted(tomllib.loads(path.read_text()), path.parent)
     except FileNotFoundError:
         raise BadInput(f"there is no file {path}") from None
     except IsADirectoryError:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fewlabel.data import datasets
 from fewlabel.data.datasets import Raw
-from fewlabel.data.sets import Images, Labeled, Unlabeled, cut
+from fewlabel.data.sets import Images, Labeled, Tally, Unlabeled, cut
 from fewlabel.data.views import weak
 from fewlabel.errors import BadInput, StorageError
 from fewlabel.rng import Rng
@@ -152,6 +152,38 @@ def test_unlabeled_images_with_pseudo_labels_are_a_fixed_labeled_set():
     assert set(pairs) == {(43, 7), (40, 8), (42, 9)}
 
 
+def test_a_tally_counts_the_images_drawn_for_training_by_whether_the_site_has_their_labels():
+    tally = Tally()
+    labeled = Labeled(numbered(50), torch.arange(5), torch.zeros(5, dtype=torch.long), generator(), tally)
+    unlabeled = Unlabeled(numbered(50), torch.arange(10, 20), generator(), tally)
+
+    def counted(batches: Iterator[object]) -> tuple[int, int]:
+        before = tally.labeled, tally.unlabeled
+        for _ in batches:
+            pass
+        return tally.labeled - before[0], tally.unlabeled - before[1]
+
+    pseudo = unlabeled.with_labels(torch.tensor([3, 0, 2]), torch.tensor([7, 8, 9]))
+    assert counted(labeled.batches(size=2)) == (5, 0)
+    assert counted(unlabeled.batches(("weak", "strong"), 4)) == (0, 10)  # an image counts once, however many its views
+    assert counted(unlabeled.batches(subset=torch.tensor([1, 2]))) == (0, 2)
+    assert counted(pseudo.batches()) == (0, 3)
+    assert counted((labeled + pseudo).batches(size=4)) == counted((pseudo + labeled).batches(size=4)) == (5, 3)
+    with torch.no_grad():
+        assert counted(labeled.batches()) == counted(unlabeled.batches()) == (0, 0)
+    next(labeled.batches(size=2))  # the rest of the pass is never drawn
+    assert (tally.labeled, tally.unlabeled) == (5 + 5 + 5 + 2, 10 + 2 + 3 + 3 + 3)
+
+
+def test_two_sets_of_a_site_together_hold_the_images_of_both():
+    unlabeled = Unlabeled(numbered(50), torch.tensor([40, 41]), generator())
+    labeled = Labeled(numbered(50), torch.tensor([7, 8, 9]), torch.tensor([1, 2, 3]), generator())
+    both = labeled + unlabeled.with_labels(torch.tensor([1]), torch.tensor([5]))
+    ((images, y),) = both.batches("plain", 9, shuffle=False)
+    assert images.flatten().round().int().tolist() == [7, 8, 9, 41]
+    assert y.tolist() == both.y.tolist() == [1, 2, 3, 5]
+
+
 def held(value: object, seen: set[int]) -> Iterator[object]:
     """Everything that can be reached from an object through its attributes, entries and closures."""
     if id(value) in seen:
@@ -248,6 +280,22 @@ def test_decoding_twice_gives_the_same_arrays(cache, tmp_path, monkeypatch):
         assert torch.equal(split.images.pixels, second.splits[name].images.pixels)
         assert torch.equal(split.labels, second.splits[name].labels)
         assert split.images.mean == second.splits[name].images.mean
+
+
+def mapped(tensor: Tensor) -> Path:
+    """The file that a tensor's memory is mapped from."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, _, _, _, *file = line.split(maxsplit=5)
+        start, end = (int(place, 16) for place in span.split("-"))
+        if start <= tensor.data_ptr() < end:
+            return Path(*file)
+    raise ValueError("no memory of this process")
+
+
+def test_decoded_images_are_mapped_from_their_files(cache):
+    for name, split in datasets.load("digits", 8).splits.items():
+        assert mapped(split.images.pixels) == cache / "digits-8px-v2" / f"{name}-images.npy"
+    assert mapped(torch.zeros(10)).suffix != ".npy"
 
 
 def test_a_data_set_is_decoded_once_and_nothing_is_left_aside(cache):

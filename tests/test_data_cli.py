@@ -1,9 +1,12 @@
 """The commands `fewlabel data ...`: what they find, draw and write, and that no label is written which nobody has."""
 
 import json
+import subprocess
+import sys
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fewlabel import experiment as experiments
 from fewlabel.data import datasets, own, partition
 from fewlabel.data.splits import sides
 from fewlabel.experiment import read
@@ -186,6 +190,59 @@ def test_a_column_of_clients_deals_out_the_images(tmp_path: Path, fewlabel: Comm
     assert fewlabel("run", *QUICK, *argv, "--set", "rounds=1", "--workers", "1").code == 0
 
 
+def test_what_is_left_out_is_told_and_clients_have_their_names(tmp_path: Path, fewlabel: Command) -> None:
+    path = hospital(tmp_path)
+    path.write_text(path.read_text().replace(",z,", ",,"))
+    settings = ["data.path=table.csv", "clients.partition=by-column", "clients.count=2", "data.image_size=16"]
+    argv = [word for setting in settings for word in ("--set", setting)]
+    found = fewlabel("data", "info", "csv", *argv)
+    why = "without a label, of patients or copies of images in other splits"
+    side = sides(own.parts(own.find("csv", path)), "published", 0)["all"]
+    gone = int((side == "").sum())
+    assert gone > 0
+    assert found.out.splitlines()[-1] == f"left out: {gone} images {why}"
+    assert json.loads(fewlabel("data", "info", "csv", *argv, "--format", "json").out)["left_out"] == {why: gone}
+    nobodys = int(((side == "train") & (np.arange(240) // 4 % 3 == 2)).sum())
+    lines = fewlabel("data", "partition", "csv", *argv).out.splitlines()
+    assert [line.split()[:3] for line in lines[1:3]] == [["client", "0:", "x"], ["client", "1:", "y"]]
+    assert lines[-1] == f"left out: {nobodys} images without a client in their column"
+    told = json.loads(fewlabel("data", "partition", "csv", *argv, "--png", "p.png", "--format", "json").out)
+    assert [row["name"] for row in told["shares"]] == ["client 0: x", "client 1: y"]
+    assert told["left_out"] == {"without a client in their column": nobodys}
+    assert [sum(row["labeled"] + row["unlabeled"]) + row["unknown"] == row["images"] for row in told["shares"]] == [
+        True,
+        True,
+    ]
+
+
+def test_wrong_labels_are_counted(fewlabel: Command) -> None:
+    found = fewlabel("data", "partition", "--set", "labels.noise=0.5", "--set", "clients.count=2")
+    lines = [line.split() for line in found.out.splitlines()]
+    assert lines[0] == ["images", "labeled", "wrong", "classes"]
+    assert int(lines[1][4]) == round(int(lines[1][3]) / 2)
+
+
+def test_paths_are_absolute_and_those_in_a_file_are_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fewlabel: Command
+) -> None:
+    """Or a run could be resumed only from where it was begun."""
+    hospital(tmp_path / "project")
+    toml = tmp_path / "project" / "my.toml"
+    toml.write_text("[data]\nname = 'csv'\npath = 'table.csv'\n[clients]\nfile = 'p.json'\n")
+    (tmp_path / "p.json").touch()
+    experiment = experiments.load(toml)
+    assert experiment.data.path == str(tmp_path / "project" / "table.csv")
+    assert experiment.clients.file == str(tmp_path / "p.json")
+    assert experiments.read({}, ["data.path=~/x"]).data.path == str(Path.home() / "x")
+    assert fewlabel("data", "partition", "project/my.toml").code == 0
+    monkeypatch.chdir(tmp_path / "project")
+    argv = ["--data", "csv", "--set", "data.path=table.csv", "--set", "rounds=1", "--workers", "1", "--out", "run"]
+    assert fewlabel("run", *QUICK, *argv).code == 0
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "project" / "run" / "summary.json").unlink()
+    assert fewlabel("run", "--resume", "project/run", "--workers", "1").code == 0
+
+
 def test_changed_images_are_decoded_anew(tmp_path: Path) -> None:
     path = hospital(tmp_path)
     experiment = read({}, ["data.name=csv", f"data.path={path}", "data.image_size=16"])
@@ -213,7 +270,7 @@ def test_a_folder_that_is_there_already_split_and_an_npz_run(tmp_path: Path, few
         told = json.loads(found.out)
         digests.append(told["digest"])
         assert told["splits"]["train"] == {"images": 80, "classes": [40, 40], "unlabeled": 0}
-        assert told["files"] == [path]
+        assert told["files"] == [str(tmp_path / path)]
         argv = ["--data", kind, "--set", f"data.path={path}", "--set", "rounds=1", "--workers", "1"]
         assert fewlabel("run", *QUICK, *argv).code == 0
     assert fewlabel("data", "check", "a.npz").code == 0
@@ -232,7 +289,8 @@ def test_info_counts_each_split_and_class(fewlabel: Command) -> None:
     }
     assert (told["channels"], told["image_size"], told["files"]) == (1, 32, [])
     lines = fewlabel("data", "info", "digits").out.splitlines()
-    assert lines[-1].split() == ["all", "1,197", "300", "300"]
+    assert lines[-1].split() == ["all", "1,197", "300", "300", "1,797"]
+    assert lines[2].split() == ["class", "train", "validation", "test", "all"]
 
 
 def test_what_is_missing_is_told(fewlabel: Command) -> None:
@@ -258,6 +316,14 @@ def test_get_downloads_what_is_not_here(
     (tmp_path / "source" / "set.npz").unlink()
     assert fewlabel("data", "get", "some", "--data-dir", "home") == (0, "home/some/set.npz\n", "")
     assert "nothing to download" in fewlabel("data", "get", "digits").out
+
+
+def test_get_says_what_people_must_get_themselves(fewlabel: Command, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    found = fewlabel("data", "get", "rsna-ich", "--data-dir", "home")
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert "stage_2_train" in found.err
+    assert "into home/rsna-ich" in found.err
 
 
 # Partitions
@@ -356,13 +422,49 @@ def test_the_servers_share_is_written_and_names_with_slashes_are_possible(
     assert Counter(item.label for item in found.items) == {"test": 3, "x/y": 3}
 
 
+@pytest.mark.parametrize("kind", ["folder", "npz"])
+def test_a_site_knows_its_patients_by_numbers_that_tell_nothing(kind: str, fewlabel: Command, tmp_path: Path) -> None:
+    hospital(tmp_path / "mine")
+    settings = ["data.path=mine/table.csv", "clients.count=2", "clients.partition=iid", "data.image_size=4"]
+    argv = [word for setting in settings for word in ("--set", setting)]
+    found = fewlabel("data", "split", "csv", *argv, "--to", "out", "--as", kind)
+    assert found.out.splitlines()[-1].startswith("images are written at 4x4, as the network sees them")
+    listed = own.find(kind, tmp_path / "out" / ("client-1.npz" if kind == "npz" else "client-1"))
+    (part,) = own.parts(listed).values()
+    value = np.concatenate(list(part.read(4)))[:, 0, 0, 0]  # which is the number of the image, four of each patient
+    patients: dict[int, set[str]] = {}
+    for item, number in zip(listed.items, value.tolist(), strict=True):
+        patients.setdefault(number // 4, set()).add(item.patient)
+    assert {len(numbers) for numbers in patients.values()} == {1}
+    assert len(set.union(*patients.values())) == len(patients) > 20
+    order = [int(min(numbers)) for _, numbers in sorted(patients.items())]
+    assert order != sorted(order)
+    assert fewlabel("data", "check", listed.path).code == 0
+
+
+def test_sites_given_whole_are_refused(fewlabel: Command, tmp_path: Path) -> None:
+    assert fewlabel("data", "split", "digits", *SITES, "--to", "sites").code == 0
+    assert "give one site's folder, such as sites/client-0" in fewlabel("data", "check", "sites").err
+    assert fewlabel("data", "check", "sites/client-0").code == 0
+
+
+def test_the_package_is_the_command_too() -> None:
+    found = subprocess.run([sys.executable, "-m", "fewlabel", "--version"], capture_output=True, text=True, check=True)
+    assert found.stdout == f"{version('fewlabel')}\n"
+
+
 def test_mistakes_are_one_sentence(fewlabel: Command, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     (tmp_path / "no" / "a").mkdir(parents=True)
+    (tmp_path / "t.csv").write_text("bild,label\n")
     for argv, said in [
         (["split", "digits"], "data split needs --to"),
         (["split", "digits", "--to", "full"], "full is not empty"),
+        (["split", "digits", "--to", "full/x"], "full/x is a file; --to needs a directory"),
+        (["info", "ham10000"], "did you mean 'isic2018'?"),
+        (["info", "full"], "for your own images: --data folder --set data.path=full"),
+        (["check", "t.csv"], "of which --column image=… may name one"),
         (["split", "digitz", "--to", "new"], "did you mean 'digits'?"),
         (["partition", "no.toml"], "there is no file no.toml"),
         (["partition", "--png", "p.xyz"], "its ending must be one of"),

@@ -1,5 +1,6 @@
 """A picture of a partition must show what it holds, in the terminal and on a page."""
 
+from dataclasses import replace
 from io import StringIO
 from xml.etree import ElementTree
 
@@ -38,16 +39,29 @@ def test_bars_hold_each_place_by_class():
 
 def test_the_terminal_shows_classes_as_signs():
     console = Console(width=80, record=True, file=StringIO())
-    console.print(draw(PARTITION, LABELS, ("ant", "[b]ee", "cat"), width=10))
+    console.print(draw(PARTITION, LABELS, ("ant", "[b]ee", "cat"), width=12))
     lines = [line.split() for line in console.export_text().splitlines()]
     assert lines[0] == ["images", "labeled", "classes"]
-    # The longest, of five whose class is known, has ten signs.
+    # The longest, of six, has twelve signs.
     assert lines[1:4] == [
         ["client", "0", "3", "3", "000011"],
-        ["client", "2", "6", "0", "1122222222"],
+        ["client", "2", "6", "0", "1122222222.."],
         ["server", "1", "1", "00"],
     ]
-    assert " ".join(lines[4]) == "0 ant, 1 [b]ee, 2 cat"
+    assert " ".join(lines[4]) == "0 ant, 1 [b]ee, 2 cat, . unknown"
+
+
+def test_wrong_labels_are_counted_and_holders_named():
+    noisy = replace(PARTITION, noise=np.array([[1, 9], [2, 1]]))
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(draw(noisy, LABELS, ("ant", "bee", "cat"), width=12, holders=np.array(list("[[[yyyyyyy"))))
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert lines[0] == ["images", "labeled", "wrong", "classes"]
+    assert lines[1] == ["client", "0:", "[", "3", "3", "1", "000011"]
+    assert lines[2][:6] == ["client", "2:", "y", "6", "0", "0"]
+    assert lines[3] == ["server", "1", "1", "1", "00"]
+    names = plot(noisy, LABELS, ("a", "b", "c"), holders=np.array(list("xxxyyyyyyy"))).axes[0].get_yticklabels()
+    assert [text.get_text() for text in names] == ["client 0: x", "client 2: y", "server"]
 
 
 def test_a_hundred_classes_are_drawn_with_a_legend_of_the_first(tmp_path):
@@ -67,8 +81,10 @@ def test_a_page_shows_a_stacked_bar_for_each_place(tmp_path, kind):
     figure = plot(PARTITION, LABELS, ("a", "$b$", "c"), tmp_path / f"p.{kind}")
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["client 0", "client 2", "server"]
-    widths = [[bar.get_width() for bar in container] for container in axes.containers]  # by class, labeled and not
-    assert widths == [[2, 0, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 0], [0, 4, 0]]
+    widths = [
+        [bar.get_width() for bar in container] for container in axes.containers
+    ]  # by class, labeled and not, and unknown
+    assert widths == [[2, 0, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 0], [0, 4, 0], [0, 1, 0]]
     assert axes.containers[5][1].get_x() == 1  # on top of the one image of class 1
     written = (tmp_path / f"p.{kind}").read_bytes()
     assert written.startswith(b"\x89PNG") if kind == "png" else ElementTree.fromstring(written).tag.endswith("svg")

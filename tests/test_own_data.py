@@ -13,6 +13,7 @@ from fewlabel.data import own, pictures
 from fewlabel.data.check import check
 from fewlabel.data.own import find, fingerprint, parts
 from fewlabel.data.pictures import Unreadable
+from fewlabel.data.splits import sides
 from fewlabel.errors import BadInput
 
 GREY = np.array([[0, 50, 100], [150, 200, 250]], np.uint8)
@@ -215,6 +216,18 @@ def test_dicom_is_rescaled_and_windowed(tmp_path: Path) -> None:
     assert pictures.read(path, colour=False).tolist() == [[[0, 2], [129, 255]]]
 
 
+@pytest.mark.parametrize("kind", [np.uint16, np.int16])
+def test_dicom_may_be_seen_through_another_window_than_its_own(kind: type, tmp_path: Path) -> None:
+    """A window of 80 around 40 goes from 0 to 79; stored 1024, 1064 and 1103 are 0, 40 and 79 HU."""
+    stored = np.array([[0, 1024], [1064, 1103]], kind)
+    path = dicom(tmp_path / "a.dcm", stored, RescaleSlope=1, RescaleIntercept=-1024, WindowCenter=600, WindowWidth=2800)
+    # 40 * 255 / 79 = 129.1
+    assert pictures.read(path, colour=False, window=(40, 80)).tolist() == [[[0, 0], [129, 255]]]
+    path = dicom(tmp_path / "b.dcm", np.array([[-2000, 10]], np.int16), RescaleSlope=2, RescaleIntercept=0)
+    # 20 * 255 / 79 = 64.6
+    assert pictures.read(path, colour=False, window=(40, 80)).tolist() == [[[0, 65]]]
+
+
 def test_dicom_without_a_window_goes_from_least_to_greatest(tmp_path: Path) -> None:
     path = dicom(tmp_path / "a.dcm", np.array([[-100, 0], [50, 100]], np.int16))
     assert pictures.read(path, colour=False).tolist() == [[[0, 128], [191, 255]]]
@@ -308,6 +321,89 @@ def test_names_of_folders_are_possible_and_distinct() -> None:
     assert list(own.folders(["a/b", "a:b", "Train", "..", "x"]).values()) == ["a-b", "a-b-", "Train-", "class", "x"]
 
 
+@pytest.mark.parametrize("extra", ["notes", "empty"])
+def test_a_folder_without_images_beside_splits_is_no_class(extra: str, tmp_path: Path) -> None:
+    for number, place in enumerate(["Training/a", "Training/b", "test/a"]):
+        grey(tmp_path / place / "x.png", number)
+    (tmp_path / extra).mkdir()
+    if extra == "notes":
+        (tmp_path / "notes" / "readme.txt").write_text("by hand")
+    found = find("folder", tmp_path)
+    assert (found.classes, found.splits) == (("a", "b"), ["train", "test"])
+    assert check(found).notes == [f"there are no images in the folder {extra}"]
+
+
+def test_splits_beside_other_folders_are_refused(tmp_path: Path) -> None:
+    for number, place in enumerate(["Train/a", "Train/b", "holdout/a"]):
+        grey(tmp_path / place / "x.png", number)
+    assert "there is holdout beside Train, which is the name of a split" in refused(lambda: find("folder", tmp_path))
+
+
+def test_sites_are_not_read_as_classes(tmp_path: Path) -> None:
+    for number, place in enumerate(["client-0/a", "client-0/b", "client-1/a", "client-1/b", "test/a"]):
+        grey(tmp_path / place / "x.png", number)
+    for site in tmp_path.iterdir():
+        (site / "classes.txt").write_text("a\nb\n")
+    told = refused(lambda: find("folder", tmp_path))
+    assert "holds sites, not classes, for client-0 has a classes.txt of its own; give one site's folder, such" in told
+    for file in tmp_path.rglob("classes.txt"):
+        file.unlink()
+    (tmp_path / "test").rename(tmp_path / "client-2")
+    grey(tmp_path / "client-2" / "b" / "x.png", 9)
+    grey(tmp_path / "client-2" / "unlabeled" / "x.png", 10)
+    assert "client-2/unlabeled lies below client-2, which would be a class" in refused(lambda: find("folder", tmp_path))
+    (tmp_path / "client-2" / "unlabeled" / "x.png").unlink()
+    (note,) = check(find("folder", tmp_path)).notes
+    assert note.startswith("all classes have the same folders, such as a: if these are the classes, give a folder")
+
+
+def test_images_in_no_folder_are_all_named_by_a_check(tmp_path: Path) -> None:
+    for place in ("a", "b", "."):
+        for number in range(3):
+            grey(tmp_path / place / f"{number}.png", 10 * ord(place[0]) % 200 + number)
+    (tmp_path / "DICOMDIR").write_bytes(b"\0" * 128 + b"DICM")
+    found = find("folder", tmp_path)
+    assert found.strays == ("DICOMDIR",)
+    report = check(found)
+    assert report.to_json()["in_no_class"] == ["0.png", "1.png", "2.png"]
+    assert report.problems() == ["3 images in no class's folder"]
+    assert "0.png lies in no class's folder, as 2 more images" in refused(lambda: own.read(found))
+
+
+def test_odd_labels_and_empty_folders_are_noted(tmp_path: Path) -> None:
+    for number, label in enumerate(["a", "A", "nan"]):
+        grey(tmp_path / label / "x.png", number)
+    (tmp_path / "b").mkdir()
+    assert check(find("folder", tmp_path)).notes == [
+        "there are no images in the folder b",
+        "'nan' is read as a class; leave the label empty where it is not known",
+        "A and a are read as different classes",
+    ]
+
+
+def test_a_class_is_named_once(tmp_path: Path) -> None:
+    grey(tmp_path / "a" / "x.png", 0)
+    (tmp_path / "classes.txt").write_text("a\nb\na\n")
+    assert "classes.txt names the class 'a' 2 times; name each once" in refused(lambda: find("folder", tmp_path))
+
+
+def test_images_of_a_kind_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    grey(tmp_path / "a" / "x.png", 0)
+    (tmp_path / "a" / "y.HEIC").write_bytes(b"\0\0\0\x18ftypheic")
+    save(tmp_path / "a" / "z.tif", Image.new("L", (4, 4)), save_all=True, append_images=[Image.new("L", (4, 4))])
+    assert check(find("folder", tmp_path)).unreadable == {
+        "a/y.HEIC": "it is not an image of a known format",
+        "a/z.tif": "it has 2 pages, and an image has one",
+    }
+
+
+def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    grey(tmp_path / "mine" / "a" / "x.png", 0)
+    assert own.guess(Path("~/mine")) == "folder"
+    assert len(find("folder", "~/mine").items) == 1
+
+
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     grey(tmp_path / "elsewhere" / "x.png", 1)
     (tmp_path / "images" / "a").mkdir(parents=True)
@@ -330,7 +426,7 @@ def test_a_table_says_what_is_known_of_each_image(tmp_path: Path) -> None:
     assert made.clients is not None
     assert made.clients.tolist() == ["north", "north"]
     assert made.labels.tolist() == [1, -1]
-    assert "row 3 of" in refused(lambda: find("csv", write_csv(tmp_path / "u.csv", "image;label", ["a;b", " ;x"])))
+    assert "line 3 of" in refused(lambda: find("csv", write_csv(tmp_path / "u.csv", "image;label", ["a;b", " ;x"])))
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
@@ -340,7 +436,8 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
     assert found.classes == ("gut",)
     told = refused(lambda: find("csv", path))
     assert "no column named image or path or file" in told
-    assert "Bild, Befund, label, of which data.columns.image may name one" in told
+    assert "Bild, Befund, label, of which data.columns.image=… may name one" in told
+    assert "of which --column image=… may name one" in refused(lambda: find("csv", path, by="--column "))
     assert "no column 'site' for the client" in refused(lambda: find("csv", path, {"image": "Bild", "client": "site"}))
     assert "no data.columns.lable" in refused(lambda: find("csv", path, {"image": "Bild", "lable": "Befund"}))
 
@@ -353,8 +450,24 @@ def test_mistakes_in_tables_are_told(tmp_path: Path) -> None:
     assert "1 of 2 rows" in told("image,label,split", "a,b,train", "c,d,")
     assert "there are no images" in told("image,label")
     assert "is not a table" in told("image,label", 'a,"b')
-    (tmp_path / "t.csv").write_bytes(b"image,label\n\xff\xfe,a\n")
-    assert "is not a table in UTF-8 text" in refused(lambda: find("csv", tmp_path / "t.csv"))
+    for text in (b"image,label\n\xff\xfe,a\n", *("image,label\nü,a\n".encode(how) for how in ("latin-1", "utf-16-le"))):
+        (tmp_path / "t.csv").write_bytes(text)
+        assert "save it as UTF-8" in refused(lambda: find("csv", tmp_path / "t.csv"))
+    assert "line 3 of" in told("image,label", "a,b", "c")
+    assert "has 3 fields for 2 columns" in told("image,label", "a,b,c")
+    assert "has several columns 'Label'; rename all but one" in told("image,Label,label", "a,b,c")
+    assert f"none of the 2 files exist below {tmp_path}, such as a; paths are relative to the table" in told(
+        "image,label", "a,b", "c,d"
+    )
+
+
+def test_tables_of_windows_and_excel_are_read(tmp_path: Path) -> None:
+    grey(tmp_path / "images" / "0.png", 0)
+    grey(tmp_path / "images" / "1.png", 1)
+    rows = ["image;label;;", "images\\0.png;a;;", "images\\1;Unlabeled;;"]
+    found = find("csv", write_csv(tmp_path / "t.csv", "sep=;", rows))
+    assert [item.file.name for item in found.items] == ["0.png", "1.png"]
+    assert [item.label for item in found.items] == ["a", ""]
 
 
 # Arrays
@@ -362,7 +475,7 @@ def test_mistakes_in_tables_are_told(tmp_path: Path) -> None:
 
 def test_npz_has_medmnists_keys(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
-    train, test = np.arange(5 * 4 * 4, dtype=np.uint8).reshape(5, 4, 4), np.zeros((2, 4, 4), np.uint8)
+    train, test = np.split(np.arange(7 * 4 * 4, dtype=np.uint8).reshape(7, 4, 4), [5])
     labels = np.array([[0], [2], [-1], [1], [0]])
     np.savez(path, train_images=train, train_labels=labels, test_images=test, test_labels=np.array([0, 1]))
     found = find("npz", path)
@@ -378,7 +491,20 @@ def test_npz_of_colours_with_names(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", train_images=images, train_labels=[1, 0], classes=["x", "y", "z"])
     found = find("npz", tmp_path / "a.npz")
     assert found.classes == ("x", "y", "z")
-    assert np.array_equal(whole(found, split="train")[0], images.transpose(0, 3, 1, 2))
+    assert np.array_equal(whole(found)[0], images.transpose(0, 3, 1, 2))
+
+
+def test_npz_of_one_split_is_a_site_that_is_not_split(tmp_path: Path) -> None:
+    images = np.arange(40 * 4 * 4, dtype=np.uint16).reshape(40, 4, 4).astype(np.uint8)
+    images[:, 0, 0] = np.arange(40)
+    labels, patients = np.arange(40) % 2, np.arange(40) // 4
+    np.savez(tmp_path / "a.npz", train_images=images, train_labels=labels, train_patients=patients)
+    found = find("npz", tmp_path / "a.npz")
+    assert check(found).problems() == []
+    part = own.read(found).parts["all"]
+    assert part.groups is not None
+    assert part.groups.tolist() == patients.tolist()
+    assert set(sides({"all": part}, "published", 0)["all"]) == {"train", "validation", "test"}
 
 
 def test_mistakes_in_npz_are_told(tmp_path: Path) -> None:
@@ -394,6 +520,21 @@ def test_mistakes_in_npz_are_told(tmp_path: Path) -> None:
     assert "label 3, but names only 2" in told(train_images=image, train_labels=[0, 3], classes=["a", "b"])
     assert "2 train images, but 3 labels" in told(train_images=image, train_labels=[0, 1, 0])
     assert "found float64" in told(train_images=image / 2, train_labels=[0, 1])
+    first = np.zeros((2, 3, 28, 28), np.uint8)
+    assert "found uint8 [2, 3, 28, 28]; FewLabel reads [N, H, W], [N, H, W, 1] or [N, H, W, 3]" in told(
+        train_images=first, train_labels=[0, 1]
+    )
+    assert "in Fortran order" in told(train_images=np.asfortranarray(image), train_labels=[0, 1])
+    assert "found uint8 [2, 0, 4]" in told(train_images=image[:, :0], train_labels=[0, 1])
+    sides = {"train_images": image, "train_labels": [0, 1], "test_labels": [0, 1]}
+    assert "differ in their channels: 1 in train_images, 3 in test_images" in told(
+        **sides, test_images=np.zeros((2, 4, 4, 3), np.uint8)
+    )
+    assert "has no test_images and test_labels" in told(train_images=image, train_labels=[0, 1], test_images=image)
+    assert "whole numbers" in told(train_images=image, train_labels=0)
+    assert "label 20000000, but only 2 images" in told(train_images=image, train_labels=[0, 2 * 10**7])
+    assert "names the class 'a' 2 times" in told(train_images=image, train_labels=[0, 1], classes=["a", "b", "a"])
+    assert "2 train images, but 1 patients" in told(train_images=image, train_labels=[0, 1], train_patients=["p"])
     assert "cannot be read" in told(train_images=image, train_labels=np.array([{}, 1], object))
     path.write_bytes(b"nothing")
     assert "cannot be read" in refused(lambda: find("npz", path))
@@ -432,6 +573,7 @@ def test_unreadable_images_are_fatal_or_skipped_as_asked(tmp_path: Path) -> None
     found = find("folder", tmp_path)
     told = refused(lambda: whole(found))
     assert "data.unreadable = 'skip'" in told
+    assert "at least 2 of 4 images cannot be read, such as" in told
     assert "fewlabel data check" in told
     images, labels = whole(found, skip=True)
     assert images[:, 0, 0, 0].tolist() == [0, 3]
@@ -457,6 +599,49 @@ def test_the_fingerprint_changes_with_whatever_changes_the_data(tmp_path: Path) 
     (tmp_path / "classes.txt").write_text("b\na\n")
     seen.append(now())
     assert len(set(seen)) == 4
+
+
+# What no result could be trusted with
+
+
+def test_what_a_check_calls_spoiled_is_refused_by_a_run_too(tmp_path: Path) -> None:
+    for number in (0, 1, 2, 3, 3, 5):
+        grey(tmp_path / "my images" / f"{number}.png", number)
+    (tmp_path / "my images" / "4.png").write_bytes((tmp_path / "my images" / "3.png").read_bytes())
+
+    def told(*rows: str, drawn: bool = False) -> str:
+        path = write_csv(tmp_path / "my images" / "t.csv", "image,label,split,patient", rows)
+        return refused(lambda: own.read(find("csv", path), drawn=drawn))
+
+    rows = ["0.png,a,train,", "1.png,b,train,", "2.png,a,test,", "3.png,b,test,"]
+    labels = told(*rows, "4.png,a,test,")
+    assert "different labels for 1 image, such as 3.png (b) and 4.png (a); see all by" in labels
+    assert f"`fewlabel data check '{tmp_path}/my images/t.csv'`" in labels
+    assert "different labels" in told(*rows, "4.png,a,test,", drawn=True)
+    assert "different splits for 1 image, such as 3.png (test) and 4.png (train)" in told(*rows, "4.png,,train,")
+    rows += ["5.png,a,train,p"]
+    rows[2] += "p"
+    assert "different splits for 1 patient, such as 2.png (test) and 5.png (train) of p; see" in told(*rows)
+    found = find("csv", write_csv(tmp_path / "my images" / "t.csv", "image,label,split,patient", rows))
+    assert own.read(found, drawn=True).parts.keys() == {"train", "test"}
+    assert found.command == f"fewlabel data check '{tmp_path}/my images/t.csv'"
+
+
+def test_copies_and_patients_are_one_group_through_each_other(tmp_path: Path) -> None:
+    """0 and 1 are one image, 1 and 2 of one patient, 2 and 3 one image; 4 is of nobody."""
+    for number, value in enumerate([7, 7, 8, 8, 9]):
+        grey(tmp_path / f"{number}.png", value)
+    rows = ["0.png,a,", "1.png,a,p", "2.png,b,p", "3.png,b,q", "4.png,a,"]
+    part = parts(find("csv", write_csv(tmp_path / "t.csv", "image,label,patient", rows)))["all"]
+    assert part.groups is not None
+    assert part.groups.tolist() == [0, 0, 0, 0, 1]
+
+
+def test_the_command_that_tells_all_names_what_it_must(tmp_path: Path) -> None:
+    grey(tmp_path / "0.png", 5)
+    path = write_csv(tmp_path / "t.csv", "image,my label", ["0.png,x"])
+    found = find("csv", path, {"label": "my label"})
+    assert found.command == f"fewlabel data check {path} --column 'label=my label'"
 
 
 # Checks
@@ -494,7 +679,9 @@ def test_a_check_of_arrays_finds_duplicates_too(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", train_images=images, train_labels=[0, 1, 1])
     report = check(find("npz", tmp_path / "a.npz"))
     assert [[item.name for item in same] for same in report.conflicts] == [["train_images[0]", "train_images[2]"]]
-    assert any("needs train and test" in problem for problem in report.problems())
+    assert "different labels for 1 image, such as train_images[0] (0) and train_images[2] (1)" in refused(
+        lambda: own.read(report.found)
+    )
 
 
 def test_the_table_of_a_csv_module_is_read_alike(tmp_path: Path) -> None:

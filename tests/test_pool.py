@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -12,12 +13,14 @@ import pytest
 import torch
 
 from fewlabel import wire
-from fewlabel.federation import ClientError, Reply
+from fewlabel.data import datasets
+from fewlabel.federation import ClientError, Reply, Site, on_client
 from fewlabel.pool import Pool, WorkerDied
 from fewlabel.runs import execute
 from fewlabel.simulate import Executor, Simulation
 from fewlabel.worker import Job, Outcome, Serial
-from tests.probe import Done, Order, wait_for
+from tests.probe import Done, Order, Probe, wait_for
+from tests.test_data import mapped
 
 Fed = Callable[..., Simulation]
 
@@ -121,6 +124,28 @@ def test_all_workers_take_part(fed: Fed, pool: Pool, tmp_path: Path) -> None:
     processes = {reply.upload.process for reply in obey(fed(pool), orders)}
     assert len(processes) == 2
     assert os.getpid() not in processes
+
+
+@dataclass(frozen=True)
+class Mapper(Probe):
+    """Says which file a site's pixels lie in, when both workers are at it."""
+
+    @on_client
+    def where(self, site: Site[Done], order: Order) -> Done:
+        data = site.labeled or site.unlabeled
+        assert data is not None
+        next(iter(data.batches(size=2)))
+        Path(order.touch).touch()
+        wait_for(Path(order.wait_for))
+        return Done((str(mapped(data._images.pixels)),), os.getpid())
+
+
+def test_workers_share_the_images_of_one_file(run_dir: Callable[..., Path], pool: Pool, tmp_path: Path) -> None:
+    fed, meet = Simulation(run_dir("method=tests.test_pool:Mapper"), pool), [str(tmp_path / name) for name in "ab"]
+    orders = [Order(touch=mine, wait_for=other) for mine, other in (meet, meet[::-1])]
+    replies = [reply.upload for reply in fed.run(fed.method.where, zip(fed.clients[:2], orders, strict=True))]
+    assert len({reply.process for reply in replies}) == 2
+    assert {reply.names for reply in replies} == {(str(datasets.cache_folder() / "digits-16px-v2/train-images.npy"),)}
 
 
 # --- window

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,6 +33,8 @@ from fewlabel.data.raw import Part, Raw
 from fewlabel.data.splits import sides
 from fewlabel.errors import BadInput
 from fewlabel.experiment import read
+from tests.test_data import mapped
+from tests.test_own_data import dicom
 
 Split = tuple[np.ndarray, np.ndarray]
 
@@ -272,6 +275,43 @@ def make_isic(folder: Path, form: str) -> None:
         (folder / f"{TASK3}_GroundTruth.csv").write_text("\n".join(truth))
 
 
+SLICES = 140  # of seven kinds: one of five subtypes, none, or two at once
+CORRUPT = "ID_6431af929"
+
+
+def slice_id(number: int) -> str:
+    return f"ID_{number * 2654435761 % 2**36:09x}"  # not in the order of their numbers
+
+
+def make_rsna(folder: Path, stage: str = "stage_2_train", inside: str = "stage_2_train") -> Path:
+    """Slices of 35 patients, four each, whose two halves tell their number in Hounsfield units; some rows twice."""
+    table = []
+    for number in range(SLICES):
+        wide = np.array([[number % 70, number // 70]] * 2, np.int64).repeat(2, 1).repeat(2, 0) + 1024
+        wide[0, 0] = 0 if number % 2 else -2000  # outside of what the scanner sees
+        about = {"RescaleSlope": 1, "RescaleIntercept": -1024, "WindowCenter": [30, 600], "WindowWidth": [80, 2800]}
+        about |= {"PatientID": f"ID_{number // 4:08x}"} | ({"BitsStored": 12, "HighBit": 11} if number % 2 else {})
+        dicom(folder / inside / f"{slice_id(number)}.dcm", wide.astype(np.uint16 if number % 2 else np.int16), **about)
+        table.append([slice_id(number), *haemorrhage(number % 7)])
+    shutil.copy(folder / inside / f"{slice_id(0)}.dcm", folder / inside / f"{CORRUPT}.dcm")
+    cut_short(folder / inside / f"{CORRUPT}.dcm")
+    table += [[CORRUPT, *haemorrhage(0)], *table[3:6]]
+    rows = [f"{name}_{kind},{label}" for name, *labels in table for kind, label in zip(KINDS, labels, strict=True)]
+    (folder / f"{stage}.csv").write_text("\n".join(["ID,Label", *rows]) + "\n")
+    return folder / inside
+
+
+KINDS = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural", "any")
+
+
+def haemorrhage(kind: int) -> str:
+    return ["100001", "010001", "001001", "000101", "000011", "000000", "100011"][kind]
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-8])
+
+
 MAKERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "fashion-mnist": ("fashion-mnist", make_fashion),
     "cifar10": ("cifar10", make_cifar10),
@@ -360,6 +400,49 @@ def test_large_jpegs_are_shrunk_like_small_ones_and_keep_their_colours(tmp_path)
     assert np.abs(small.astype(int) - plain.astype(int)).max() <= 6
 
 
+@pytest.mark.parametrize(
+    ("below", "stage", "inside"),
+    [
+        ("rsna-ich", "stage_2_train", "stage_2_train"),
+        ("rsna-intracranial-hemorrhage-detection", "stage_1_train", "stage_1_train_images"),
+    ],
+)
+def test_rsna_ich_is_the_slices_of_one_subtype_in_the_brain_window_split_by_patient(data, below, stage, inside):
+    make_rsna(data / below, stage, inside)
+    found = datasets.load("rsna-ich", 4)
+    assert found.classes == ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
+    assert (found.channels, list(found.splits)) == (1, ["train", "validation", "test"])
+    seen, patients = [], []
+    for name, split in found.splits.items():
+        pixels = split.images.pixels
+        assert mapped(pixels).name == f"{name}-images.npy"
+        assert pixels[:, 0, 0, 0].tolist() == [0] * len(split)
+        units = pixels[:, 0, 3].long() * 79 / 255  # from 0 to 79, for the window is 80 wide around 40
+        number = (units[:, 0].round() + 70 * units[:, 3].round()).long()
+        assert split.labels.tolist() == [n % 7 for n in number.tolist()]
+        assert [slice_id(n) for n in number.tolist()] == sorted(slice_id(n) for n in number.tolist())
+        seen += number.tolist()
+        patients.append({n // 4 for n in number.tolist()})
+    assert sorted(seen) == [n for n in range(SLICES) if n % 7 < 5]
+    assert sum(map(len, patients)) == len(set.union(*patients)) == 35
+    assert [len(split) for split in found.splits.values()] == pytest.approx([70, 10, 20], abs=4)
+
+
+def test_slices_are_decoded_a_few_at_a_time(data):
+    """A hundred slices of 300 kB, read at 64 x 64."""
+    rows = [f"{slice_id(n)}_{kind},{label}" for n in range(100) for kind, label in zip(KINDS, "100001", strict=True)]
+    (data / "s.csv").write_text("\n".join(["ID,Label", *rows]))
+    for number in range(100):
+        dicom(data / "s" / f"{slice_id(number)}.dcm", np.zeros((384, 400), np.int16), PatientID="P")
+    part = published.rsna_ich(data / "s", data / "s.csv").parts["all"]
+    tracemalloc.start()
+    try:
+        assert sum(map(len, part.read(64))) == 100
+        assert tracemalloc.get_traced_memory()[1] < 100 * 384 * 400 * 2 / 4
+    finally:
+        tracemalloc.stop()
+
+
 # Checksums
 
 
@@ -394,6 +477,18 @@ def test_a_flipped_byte_in_a_folder_of_images_is_found_and_the_image_is_named(da
         datasets.load("isic2018", 8)
     files.record("isic2018").unlink()
     datasets.load("isic2018", 8)
+
+
+def test_a_flipped_byte_in_a_slice_or_its_table_is_found_and_the_file_is_named(data):
+    slices = make_rsna(data)
+    before = datasets.load("rsna-ich", 4)
+    for path in (slices / f"{slice_id(8)}.dcm", data / "stage_2_train.csv"):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+        with pytest.raises(BadInput, match=rf"{path.name} was changed: .* delete .*rsna-ich.json if the change"):
+            datasets.load("rsna-ich", 4)
+        path.write_bytes(whole)
+    assert datasets.load("rsna-ich", 4).digest == before.digest
 
 
 def test_a_set_without_a_published_checksum_is_recorded_with_its_counts_once_it_was_read_whole(data):
@@ -454,8 +549,8 @@ def test_the_published_checksums_are_complete():
     for name, source in published.PUBLISHED.items():
         for file in (file for form in source.forms for file in form.files):
             assert all(re.fullmatch("[0-9a-f]{32}", md5) for md5 in file.md5)
-            assert file.md5 or name == "isic2018"
-        assert all(file.url.startswith("http") for file in source.forms[0].files)
+            assert file.md5 or name in ("isic2018", "rsna-ich")
+        assert source.page or all(file.url.startswith("http") for file in source.forms[0].files)
 
 
 # Files of another form
@@ -536,6 +631,40 @@ def test_an_image_that_cannot_be_decoded_is_named(data):
     with pytest.raises(BadInput, match=r"ISIC_0024310.jpg in .*images cannot be read .*: cannot identify"):
         datasets.load("isic2018", 8)
     assert list(datasets.cache_folder().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (cut_short, "pixel data"),
+        (Path.unlink, "there is no such file"),
+        (lambda path: dicom(path, np.zeros((4, 4), np.int16)), "it has no PatientID"),
+    ],
+)
+def test_a_slice_that_cannot_be_used_is_named(data, spoil, sentence):
+    path = make_rsna(data) / f"{slice_id(8)}.dcm"
+    spoil(path)
+    with pytest.raises(BadInput, match=rf"{path} cannot be read in its published form: .*{sentence}") as told:
+        datasets.load("rsna-ich", 4)
+    assert "\n" not in str(told.value)
+    assert not files.record("rsna-ich").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda text: f"{text}{slice_id(8)}_any,0\n", f"{slice_id(8)}_any is both 1 and 0"),
+        (lambda text: text.replace(f"{slice_id(8)}_epidural,0\n", ""), f"{slice_id(8)} does not have a 0 or"),
+        (lambda text: text.replace(f"{slice_id(8)}_any,1", f"{slice_id(8)}_any,2"), f"{slice_id(8)} does not have a 0"),
+        (lambda text: text.replace("Label", "Probability"), "'Label'"),
+    ],
+)
+def test_a_table_of_slices_that_contradicts_itself_or_is_incomplete_is_refused(data, change, sentence):
+    make_rsna(data)
+    path = data / "stage_2_train.csv"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(BadInput, match=f"stage_2_train.csv cannot be read in its published form: {sentence}"):
+        datasets.load("rsna-ich", 4)
 
 
 # Pickles
@@ -631,6 +760,13 @@ def test_a_set_that_is_not_there_says_which_files_and_how_to_get_them(data):
     )
     with pytest.raises(BadInput, match=r"put cifar-10-binary.tar.gz \(or cifar-10-python.tar.gz\) into"):
         datasets.load("cifar10", 8)
+    with pytest.raises(BadInput) as error:
+        datasets.load("rsna-ich", 8)
+    assert str(error.value) == (
+        "the data set 'rsna-ich' is not here: put stage_2_train and stage_2_train.csv (or stage_1_train and "
+        "stage_1_train.csv) from https://www.kaggle.com/c/rsna-intracranial-hemorrhage-detection into "
+        f"{data}/rsna-ich, or name another folder by FEWLABEL_DATA"
+    )
 
 
 def test_of_a_set_that_is_there_in_part_only_the_rest_is_asked_for(data):

@@ -3,13 +3,14 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from fewlabel.data import own, pictures
-from fewlabel.data.own import Found, Item
+from fewlabel.data.own import Found, Item, counted
 from fewlabel.data.pictures import EMPTY, Unreadable
-from fewlabel.errors import BadInput
+from fewlabel.data.published import npz_images
+
+UNKNOWN = ("na", "n/a", "nan", "none", "null", "unknown", "?", "-")  # labels that people may mean by none
 
 
 class Look(NamedTuple):
@@ -52,17 +53,31 @@ class Report:
         """Duplicates of which one is trained on and another tested."""
         return [same for same in self.duplicates if len({item.split for item in same}) > 1]
 
+    @property
+    def notes(self) -> list[str]:
+        """What spoils no run, but may not have been meant."""
+        classes, told = self.found.classes, list(self.found.notes)
+        if unknown := [label for label in classes if label.lower() in UNKNOWN]:
+            told.append(f"'{unknown[0]}' is read as a class; leave the label empty where it is not known")
+        alike = defaultdict[str, list[str]](list)
+        for label in classes:
+            alike[" ".join(label.casefold().split())].append(label)
+        told += [f"{' and '.join(some)} are read as different classes" for some in alike.values() if len(some) > 1]
+        return told
+
     def problems(self, skip: bool = False) -> list[str]:
         """What would spoil a run; unreadable files would not where they are left out."""
         told = []
+        if self.found.loose:
+            told.append(f"{counted(len(self.found.loose), 'image')} in no class's folder")
         if (bad := len(self.unreadable) + len(self.empty)) and not skip:
-            told.append(f"{number(bad, 'file')} cannot be read (data.unreadable = 'skip' leaves them out)")
+            told.append(f"{counted(bad, 'file')} cannot be read (data.unreadable = 'skip' leaves them out)")
         if self.conflicts:
-            told.append(f"different labels for {number(len(self.conflicts), 'image')}")
+            told.append(f"different labels for {counted(len(self.conflicts), 'image')}")
         if self.leaks:
-            told.append(f"several splits with {number(len(self.leaks), 'image')} in common")
+            told.append(f"several splits with {counted(len(self.leaks), 'image')} in common")
         if self.straddling:
-            told.append(f"several splits with {number(len(self.straddling), 'patient')} in common")
+            told.append(f"several splits with {counted(len(self.straddling), 'patient')} in common")
         splits = self.found.splits
         if splits and not {"train", "test"} <= set(splits):
             told.append(f"there are images for {' and '.join(splits)}, but a run needs train and test")
@@ -72,7 +87,7 @@ class Report:
         if untaught := [label for label in self.found.classes if label in asked and not self.classes["train"][label]]:
             told.append(f"nothing to train on of {', '.join(untaught)}, which the other splits have")
         if blind := sum(self.classes[split][""] for split in splits if split != "train"):
-            told.append(f"{number(blind, 'image')} to validate or test on without a label")
+            told.append(f"{counted(blind, 'image')} to validate or test on without a label")
         return told
 
     def to_json(self, skip: bool = False) -> dict[str, Any]:
@@ -94,13 +109,11 @@ class Report:
             "conflicts": [{item.name: item.label for item in same} for same in self.conflicts],
             "across_splits": [{item.name: item.split for item in same} for same in self.leaks],
             "patients_across_splits": {patient: list(splits) for patient, splits in self.straddling.items()},
+            "in_no_class": list(self.found.loose),
             "not_images": list(self.found.strays),
+            "notes": self.notes,
             "problems": self.problems(skip),
         }
-
-
-def number(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def check(found: Found, watch: Callable[[int], None] = lambda seen: None) -> Report:
@@ -149,13 +162,7 @@ def looks(found: Found) -> Iterator[Look]:
 
 
 def looks_at_arrays(found: Found) -> Iterator[Look]:
-    for split, part in own.parts(found).items():
-        items = iter([item for item in found.items if item.split == split])
-        count = 0
-        for some in part.read(0):
-            count += len(some)
-            for item, image in zip(items, some, strict=False):
-                channels, height, width = image.shape
-                yield Look(item, blake2b(image.tobytes(), digest_size=16).hexdigest(), (channels, width, height))
-        if count != len(part):
-            raise BadInput(f"{found.path} has {count} {split} images, but {len(part)} labels for them")
+    images = (image for name in own.arrays_of(found) for some in npz_images(found.path, name, 0) for image in some)
+    for item, image in zip(found.items, images, strict=True):
+        channels, height, width = image.shape
+        yield Look(item, own.fingerprint_of(image), (channels, width, height))

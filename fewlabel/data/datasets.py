@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import json
+import shlex
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -94,7 +95,8 @@ def load(
     how = [f"{channels}ch"] * (channels is not None) + [f"{split}-{split_seed}"] * bool(drawn)
     if name in ones_own.KINDS:
         found = ones_own.find(name, path, columns)
-        form, paths = Form((), partial(ones_own.read, found, skip=unreadable == "skip")), list[Path]()
+        read_own = partial(ones_own.read, found, skip=unreadable == "skip", drawn=split != "published")
+        form, paths = Form((), read_own), list[Path]()
         how += [ones_own.fingerprint(found), unreadable]
     else:
         form, paths = files.find(name, source(name))
@@ -136,7 +138,14 @@ def source(name: str) -> Source:
         return Source((Form((), partial(own, name)),), "a function of one's own")
     if name in REFUSED:
         raise BadInput(f"the data set '{name}' cannot be used: {REFUSED[name]}")
-    near = get_close_matches(name, DATASETS, 1)
+    if Path(name).exists():
+        kind, path = ones_own.guess(Path(name)), shlex.quote(name)
+        raise BadInput(
+            f"there is no data set '{name}', but a {'folder' if kind == 'folder' else 'file'} of that name; "
+            f"for your own images: --data {kind} --set data.path={path}"
+        )
+    near = [known for known, one in DATASETS.items() if name.lower() in one.folders]
+    near = near or get_close_matches(name, DATASETS, 1)
     hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(DATASETS)}"
     raise BadInput(f"there is no data set '{name}'; {hint}")
 

@@ -18,17 +18,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIGNS = digits + ascii_letters  # one for each class, so that a bar can be read without colours
+UNKNOWN = "."
 COLORS = ("blue", "red", "green", "yellow", "magenta", "cyan")
 MOST_CLASSES = 20  # that a legend still has room for
 
 
 class Bar(NamedTuple):
-    """A place, all its images and, by class, those with labels and those without. Some may be of no known class."""
+    """A place, all its images and, by class, those with labels, of which some may be wrong, and those without."""
 
     name: str
     size: int
     labeled: np.ndarray
     unlabeled: np.ndarray
+    wrong: int = 0
+
+    @property
+    def unknown(self) -> int:
+        """Images whose class nobody knows."""
+        return int(self.size - self.counts.sum())
 
     @property
     def counts(self) -> np.ndarray:
@@ -36,33 +43,53 @@ class Bar(NamedTuple):
         return both
 
 
-def bars(partition: Partition, labels: np.ndarray, classes: tuple[str, ...]) -> Iterator[Bar]:
+def bars(
+    partition: Partition, labels: np.ndarray, classes: tuple[str, ...], holders: np.ndarray | None = None
+) -> Iterator[Bar]:
+    """Of each client and the server; `holders` names whose each image is, where clients are dealt out by that."""
+
+    def wrong(index: Index) -> int:
+        return int(np.isin(index, partition.noise[0]).sum())
+
     def count(index: Index) -> np.ndarray:
         return np.bincount(known(labels, index), minlength=len(classes))
 
     for client in partition.clients:
         share = partition.shares[client]
-        yield Bar(f"client {client}", len(share), count(share.labeled), count(share.unlabeled))
+        whose = "" if holders is None else f": {holders[share.images[0]]}"
+        counts = count(share.labeled), count(share.unlabeled)
+        yield Bar(f"client {client}{whose}", len(share), *counts, wrong(share.labeled))
     for name, index in (("server", partition.server), ("validation", partition.validation)):
         if len(index):
-            yield Bar(name, len(index), count(index), count(index[:0]))
+            yield Bar(name, len(index), count(index), count(index[:0]), wrong(index))
 
 
-def draw(partition: Partition, labels: np.ndarray, classes: tuple[str, ...], width: int = 48) -> Table:
+def draw(
+    partition: Partition,
+    labels: np.ndarray,
+    classes: tuple[str, ...],
+    width: int = 48,
+    holders: np.ndarray | None = None,
+) -> Table:
     """For the terminal: each place's classes as signs, the longest bar `width` of them, and how many have labels."""
-    found = list(bars(partition, labels, classes))
-    longest = max(bar.counts.sum() for bar in found)
+    found = list(bars(partition, labels, classes, holders))
+    longest, names = max(bar.size for bar in found), max(len(bar.name) for bar in found)
+    width = max(8, min(width, 80 - names - len("  images  labeled  wrong  ")))  # or a narrow screen cuts the columns
     styles = [(SIGNS[c % len(SIGNS)], f"black on {COLORS[c % len(COLORS)]}") for c in range(len(classes))]
     legend = ", ".join(f"{sign} {name}" for (sign, _), name in zip(styles[:MOST_CLASSES], classes, strict=False))
     more = f" and {len(classes) - MOST_CLASSES} more" if len(classes) > MOST_CLASSES else ""
-    table = Table(box=None, pad_edge=False, caption=Text(legend + more), caption_justify="left")
-    for column in ("", "images", "labeled"):
+    unknown = f", {UNKNOWN} unknown" if any(bar.unknown for bar in found) else ""
+    table = Table(box=None, pad_edge=False, caption=Text(legend + more + unknown), caption_justify="left")
+    noisy = ["wrong"] if any(bar.wrong for bar in found) else []
+    for column in ("", "images", "labeled", *noisy):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     table.add_column("classes", no_wrap=True)
     for bar in found:
-        lengths = whole(bar.counts * (width / longest))
-        signs = Text.assemble(*((sign * n, style) for (sign, style), n in zip(styles, lengths, strict=True) if n))
-        table.add_row(bar.name, f"{bar.size:,}", f"{bar.labeled.sum():,}", signs)
+        lengths = whole(np.append(bar.counts, bar.unknown) * (width / longest))
+        pairs = zip([*styles, (UNKNOWN, "dim")], lengths, strict=True)
+        signs = Text.assemble(*((sign * n, style) for (sign, style), n in pairs if n))
+        wrong = [f"{bar.wrong:,}" for _ in noisy]
+        table.add_row(Text(bar.name), f"{bar.size:,}", f"{bar.labeled.sum():,}", *wrong, signs)
     return table
 
 
@@ -75,13 +102,17 @@ def whole(lengths: np.ndarray) -> list[int]:
 
 
 def plot(
-    partition: Partition, labels: np.ndarray, classes: tuple[str, ...], path: Path | str | None = None
+    partition: Partition,
+    labels: np.ndarray,
+    classes: tuple[str, ...],
+    path: Path | str | None = None,
+    holders: np.ndarray | None = None,
 ) -> "Figure":
     """For a page: images with labels in full colour, those without pale. The path's ending says which format."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    found = list(bars(partition, labels, classes))
+    found = list(bars(partition, labels, classes, holders))
     figure = Figure(figsize=(7.2, 1.4 + 0.28 * len(found)), layout="constrained")
     axes, names = figure.subplots(), [bar.name for bar in found]
     ends = np.zeros(len(found))
@@ -92,6 +123,10 @@ def plot(
             label = name if part == "labeled" and len(classes) <= MOST_CLASSES else None
             axes.barh(names, counts, left=ends, color=colors[number % len(colors)], alpha=alpha, label=label)
             ends += counts
+    if any(unknown := [bar.unknown for bar in found]):
+        axes.barh(names, unknown, left=ends, color="lightgrey", label="unknown")
+    for text in axes.get_yticklabels():
+        text.set_parse_math(False)
     axes.invert_yaxis()
     axes.set_xlabel("images; pale: without label")
     axes.spines[["top", "right"]].set_visible(False)

@@ -36,6 +36,7 @@ class Source:
     forms: tuple[Form, ...]  # the first is the one to download
     about: str
     folders: tuple[str, ...] = ()  # where its files may lie beside a folder of the set's name
+    page: str = ""  # where people get what no command can
 
 
 def cache() -> Path:
@@ -70,8 +71,9 @@ def find(name: str, source: Source) -> tuple[Form, list[Path]]:
     wanted = missing or [file.name for file in source.forms[0].files]
     others = [listed([file.name for file in form.files]) for form in source.forms[1:] if not missing]
     raise BadInput(
-        f"the data set '{name}' is not here: put {listed(wanted)}{''.join(f' (or {other})' for other in others)} into "
-        f"{folder}, or name another folder by FEWLABEL_DATA"
+        f"the data set '{name}' is not here: put {listed(wanted)}{''.join(f' (or {other})' for other in others)} "
+        + (f"from {source.page} " if source.page else "")
+        + f"into {folder}, or name another folder by FEWLABEL_DATA"
         + (f", or run `fewlabel data get {name}`" if all(file.url for file in source.forms[0].files) else "")
     )
 

@@ -28,7 +28,7 @@ def nothing(*shape: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Share:
-    """One client's images, where they stream in the order in which they come. Without any it is left out."""
+    """One client's images in a random order, in which they come where they stream. Without any it is left out."""
 
     labeled: Index
     unlabeled: Index
@@ -338,7 +338,7 @@ def deal(
         shares = [Share(np.setdiff1d(share.labeled, validation), share.unlabeled) for share in shares]
     spoken = np.concatenate([server, validation, *(share.labeled for share in shares)])
     noise = where.wrong(y, spoken, classes or int(y.max()) + 1, labels.noise, rng.stream("noise"))
-    shares = [in_order(n, share, stream, rng.stream("stream", n)) for n, share in enumerate(shares)]
+    shares = [shuffled(n, share, stream, rng.stream("order", n)) for n, share in enumerate(shares)]
     return Partition(tuple(shares), server, validation=validation, noise=noise)
 
 
@@ -366,16 +366,13 @@ def divide(y: np.ndarray, among: Index, clients: "Clients", rng: Rng, given: Par
     return parts
 
 
-def in_order(number: int, share: Share, stream: "Stream | None", rng: Rng) -> Share:
-    """A share whose images come in steps, in a random order."""
-    if stream is None:
-        return share
-    for name in streamed(stream):
-        index: Index = getattr(share, name)
-        if 0 < len(index) < 2 * stream.steps:  # BatchNorm needs two
+def shuffled(number: int, share: Share, stream: "Stream | None", rng: Rng) -> Share:
+    """A share in an order that tells nothing; that of the data set often is by class."""
+    parts = {"labeled": share.labeled, "unlabeled": share.unlabeled}
+    for name, index in parts.items():
+        if stream and name in streamed(stream) and 0 < len(index) < 2 * stream.steps:  # BatchNorm needs two
             raise BadInput(
                 f"client {number} has {len(index)} {name} images, fewer than two for each of {stream.steps} steps; "
                 "lower stream.steps or raise clients.min_size"
             )
-        share = replace(share, **{name: rng.stream(name).numpy.permutation(index)})
-    return share
+    return Share(**{name: rng.stream(name).numpy.permutation(index) for name, index in parts.items()})

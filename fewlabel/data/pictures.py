@@ -75,6 +75,8 @@ def header(path: Path) -> Header:
             coloured = int(about.get("SamplesPerPixel", 1)) > 1 or about.get("PhotometricInterpretation") == PALETTE
             return Header(coloured, patient=str(about.get("PatientID", "") or ""))
         with Image.open(path) as image:
+            if image.format == "TIFF" and (pages := getattr(image, "n_frames", 1)) > 1:
+                raise Unreadable(f"it has {pages} pages, and an image has one")
             if image.mode in WIDE:
                 values = np.nan_to_num(np.asarray(image))
                 return Header(False, (float(values.min()), float(values.max())))
@@ -99,14 +101,23 @@ def span(headers: list[Header]) -> tuple[float, float]:
     return low, float(2 ** max(8, int(high).bit_length()) - 1) if whole and high > 1 else high
 
 
-def read(path: Path, colour: bool, values: tuple[float, float] = (0, 65535), size: int | None = None) -> np.ndarray:
-    """The image as uint8 [C, H, W], upright, over black where it is transparent, squeezed into a square if asked."""
+def read(
+    path: Path,
+    colour: bool,
+    values: tuple[float, float] = (0, 65535),
+    size: int | None = None,
+    window: tuple[float, float] | None = None,
+) -> np.ndarray:
+    """The image as uint8 [C, H, W], upright, over black where it is transparent, squeezed into a square if asked.
+
+    Of DICOM, `window` is the centre and width of what is seen, in its rescaled values.
+    """
     from PIL import Image, ImageOps
 
     # Given a path, Pillow 13 maps an uncompressed TIFF that is to be turned with width and height exchanged.
     with opening(path), path.open("rb") as file:
         if is_dicom(path):
-            image = Image.fromarray(dicom(path))
+            image = Image.fromarray(dicom(path, window))
         else:
             Image.open(file).verify()  # of a PNG the checksums, which decoding leaves unread
             file.seek(0)
@@ -145,8 +156,8 @@ def pydicom() -> Any:
     return pydicom
 
 
-def dicom(path: Path) -> np.ndarray:
-    """Pixels as a viewer shows them at first: rescaled, in the file's own window or else from least to greatest."""
+def dicom(path: Path, window: tuple[float, float] | None = None) -> np.ndarray:
+    """Pixels as a viewer shows them: rescaled, in this window or the file's own, or else from least to greatest."""
     about, decoders = pydicom().dcmread(path), import_module("pydicom.pixels")
     frames, kind = int(about.get("NumberOfFrames", 1) or 1), about.get("PhotometricInterpretation", "")
     if frames > 1:
@@ -158,7 +169,7 @@ def dicom(path: Path) -> np.ndarray:
         bits = 8 * pixels.itemsize if kind == PALETTE else int(about.BitsStored)
         return pixels if pixels.dtype == np.uint8 else eight_bits(pixels, 0, 2**bits - 1)
     values = pixels * float(about.get("RescaleSlope", 1) or 1) + float(about.get("RescaleIntercept", 0) or 0)
-    centre, width = first(about.get("WindowCenter")), first(about.get("WindowWidth"))
+    centre, width = window or (first(about.get("WindowCenter")), first(about.get("WindowWidth")))
     low, high = float(values.min()), float(values.max())
     if centre is not None and width is not None and width > 1:  # PS3.3, C.11.2.1.2.1
         low, high = centre - 0.5 - (width - 1) / 2, centre - 0.5 + (width - 1) / 2

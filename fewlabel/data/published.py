@@ -23,6 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from fewlabel.data import pictures
 from fewlabel.data.files import File, Form, Source, cache
 from fewlabel.data.medmnist import MEDMNIST, URL
 from fewlabel.data.pickled import unpickle
@@ -33,9 +34,12 @@ FASHION = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 LESIONS = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+HAEMORRHAGES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
+KINDS = (*HAEMORRHAGES, "any")
+BRAIN = (40.0, 80.0)  # centre and width of the window, in Hounsfield units
 MALFORMED = (
     ValueError, KeyError, IndexError, TypeError, EOFError, zlib.error, zipfile.BadZipFile,
-    tarfile.TarError, csv.Error, struct.error, AttributeError, NotImplementedError,
+    tarfile.TarError, csv.Error, struct.error, AttributeError, NotImplementedError, pictures.Unreadable,
 )  # fmt: skip
 
 
@@ -236,16 +240,31 @@ def medmnist(path: Path, *, classes: tuple[str, ...]) -> Raw:
     return Raw(classes, parts)
 
 
-def npz_images(path: Path, key: str, _: int) -> Iterator[np.ndarray]:
-    """Images of an npz a few at a time; NumPy itself would read all of them."""
+@contextmanager
+def npz_array(path: Path, key: str) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
+    """A file of the pixels of an npz's array, and its shape [N, H, W, C]."""
     with reading(path, key), zipfile.ZipFile(path) as arrays, arrays.open(f"{key}.npy") as file:
         header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, fortran, dtype = header[np.lib.format.read_magic(file)](file)
-        if dtype != np.uint8 or fortran or len(shape) not in (3, 4):
-            raise ValueError(f"expected uint8 images, found {dtype} {list(shape)}")
-        channels = shape[3] if len(shape) == 4 else 1
-        for rows in records(file, shape[1] * shape[2] * channels):
-            yield rows.reshape(-1, shape[1], shape[2], channels).transpose(0, 3, 1, 2)
+        known = len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
+        if dtype != np.uint8 or fortran or not known or 0 in shape[1:]:
+            raise BadInput(
+                f"{key} in {path}: expected uint8 images, found {dtype} {list(shape)}{' in Fortran order' * fortran}; "
+                "FewLabel reads [N, H, W], [N, H, W, 1] or [N, H, W, 3]"
+            )
+        yield file, (*shape, 1)[:4]
+
+
+def npz_shape(path: Path, key: str) -> tuple[int, ...]:
+    with npz_array(path, key) as (_, shape):
+        return shape
+
+
+def npz_images(path: Path, key: str, _: int) -> Iterator[np.ndarray]:
+    """Images of an npz a few at a time; NumPy itself would read all of them."""
+    with npz_array(path, key) as (file, (_n, height, width, channels)):
+        for rows in records(file, height * width * channels):
+            yield rows.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
 
 
 # ISIC 2018 task 3 and HAM10000: JPEG files by image id, and a table
@@ -328,6 +347,56 @@ class Store:
             return np.asarray(small).transpose(2, 0, 1)
 
 
+# RSNA Intracranial Hemorrhage Detection: DICOM files by slice id, and a table
+
+
+def rsna_ich(slices: Path, truth: Path) -> Raw:
+    """All slices with just one of the five subtypes, of which FedIRM drew 25,000 that it does not name.
+
+    ID_6431af929 is left out: its pixels are cut short as they are published.
+    """
+    told = haemorrhages(truth)
+    names = sorted(name for name, said in told.items() if said[:5].count(1) == 1 and name != "ID_6431af929")
+    files = [slices / f"{name}.dcm" for name in names]
+
+    def read(size: int) -> Iterator[np.ndarray]:
+        step = max(1, CHUNK // (size * size))
+        for start in range(0, len(files), step):
+            yield np.stack([ct_slice(file, size) for file in files[start : start + step]])
+
+    label = np.array([told[name].index(1) for name in names])
+    return Raw(HAEMORRHAGES, {"all": Part(label, read, np.array([patient(file) for file in files]))})
+
+
+def haemorrhages(truth: Path) -> dict[str, bytearray]:
+    """Zeros and ones of each slice, for its subtypes and for any; some of its six rows are published twice."""
+    told: dict[str, bytearray] = {}
+    with reading(truth), truth.open(newline="", encoding="utf-8-sig") as file:
+        for row in csv.DictReader(file):
+            name, kind = row["ID"].rsplit("_", 1)
+            said, place, label = told.setdefault(name, bytearray(b"??????")), KINDS.index(kind), int(row["Label"])
+            if said[place] not in (ord("?"), label):
+                raise ValueError(f"{row['ID']} is both {said[place]} and {label}")
+            said[place] = label
+        for name, said in told.items():
+            if max(said) > 1:
+                raise ValueError(f"{name} does not have a 0 or 1 for each of {', '.join(KINDS)}")
+    return told
+
+
+def patient(file: Path) -> str:
+    with reading(file):
+        found = pictures.header(file).patient
+        if not found:
+            raise ValueError("it has no PatientID")
+        return found
+
+
+def ct_slice(file: Path, size: int) -> np.ndarray:
+    with reading(file):
+        return pictures.read(file, colour=False, size=size, window=BRAIN)
+
+
 # All of them
 
 S3 = "https://isic-challenge-data.s3.amazonaws.com/2018/"
@@ -406,6 +475,15 @@ PUBLISHED: dict[str, Source] = {
         ),
         "skin lesions (HAM10000), 10,015 colour images, 7 classes; by default split 70-10-20 by lesion",
         ("ham10000",),
+    ),
+    "rsna-ich": Source(
+        tuple(
+            Form((File(stage, instead=(f"{stage}_images",)), File(f"{stage}.csv")), rsna_ich)
+            for stage in ("stage_2_train", "stage_1_train")
+        ),
+        "brain haemorrhages (RSNA 2019, by hand from Kaggle), grey CT, 5 classes; by default split 70-10-20 by patient",
+        ("rsna-intracranial-hemorrhage-detection",),
+        "https://www.kaggle.com/c/rsna-intracranial-hemorrhage-detection",
     ),
     **{name: medmnist_source(name) for name in MEDMNIST},
 }

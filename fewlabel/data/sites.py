@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fewlabel.data.own import CLASSES, UNLABELED, folders
+from fewlabel.data.own import CLASSES, PATIENTS, UNLABELED, folders
 from fewlabel.errors import BadInput, StorageError
 from fewlabel.rng import Rng
 
@@ -30,25 +30,47 @@ class Written:
 
 def write(dataset: "Dataset", partition: "Partition", to: Path, kind: str, seed: int) -> list[Written]:
     """A folder or an npz for each client, the server, the validation and the test set."""
+    if to.exists() and not to.is_dir():
+        raise BadInput(f"{to} is a file; --to needs a directory, an empty or new one")
     try:
         to.mkdir(parents=True, exist_ok=True)
         if any(to.iterdir()):
             raise BadInput(f"{to} is not empty; choose another directory by --to")
         written = []
-        for name, pixels, labels in sites(dataset, partition):
+        for name, pixels, labels, groups in sites(dataset, partition):
             # In the data set's order, which is often by class, the names of files would tell what is in them.
             order = Rng(seed, "write", name).numpy.permutation(len(labels))
             path = to / (f"{name}.npz" if kind == "npz" else name)
-            (write_npz if kind == "npz" else write_folder)(path, pixels[order], labels[order], dataset.classes)
+            patients = None if groups is None else renumbered(groups[order])
+            writer = write_npz if kind == "npz" else write_folder
+            writer(path, pixels[order], labels[order], dataset.classes, patients)
             written.append(Written(path, int((labels >= 0).sum()), int((labels < 0).sum())))
         return written
     except OSError as error:
         raise StorageError(f"{to} cannot be written: {error.strerror or error}") from None
 
 
-def sites(dataset: "Dataset", partition: "Partition") -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """For each site its pixels and labels as it knows them: -1 where it does not, and wrong where there is noise."""
+def renumbered(groups: np.ndarray) -> np.ndarray | None:
+    """Patients from 0 in the order in which they come, for their own might tell of classes; none if all have one image.
+
+    Whoever has two copies of an image counts as one patient with two.
+    """
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    return None if len(first) == len(groups) else np.argsort(np.argsort(first))[group]
+
+
+Site = tuple[str, np.ndarray, np.ndarray, np.ndarray | None]
+
+
+def sites(dataset: "Dataset", partition: "Partition") -> Iterator[Site]:
+    """For each site its pixels, its labels as it knows them, -1 where it does not and wrong where there is noise,
+    and the groups of its images."""
     train = dataset.splits["train"]
+    group = None if train.groups is None else train.groups.numpy()
+
+    def groups(index: np.ndarray) -> np.ndarray | None:
+        return None if group is None else group[index]
+
     pixels, told = train.images.pixels.numpy(), train.labels.numpy().copy()
     told[partition.noise[0]] = partition.noise[1]
     for client in partition.clients:
@@ -57,31 +79,43 @@ def sites(dataset: "Dataset", partition: "Partition") -> Iterator[tuple[str, np.
             f"client-{client}",
             pixels[share.images],
             np.append(told[share.labeled], np.full(len(share.unlabeled), -1)),
+            groups(share.images),
         )
     for name, index in (("server", partition.server), ("validation", partition.validation)):
         if len(index):
-            yield name, pixels[index], told[index]
+            yield name, pixels[index], told[index], groups(index)
     for name, split in dataset.splits.items():
         if name != "train":
-            yield name, split.images.pixels.numpy(), split.labels.numpy()
+            whole = None if split.groups is None else split.groups.numpy()
+            yield name, split.images.pixels.numpy(), split.labels.numpy(), whole
 
 
-def write_folder(path: Path, pixels: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> None:
-    """PNG files by class; the classes are named beside them, for a site may not have all."""
+def write_folder(
+    path: Path, pixels: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], patients: np.ndarray | None
+) -> None:
+    """PNG files by class; beside them the classes, for a site may not have all, and the patients where known."""
     from PIL import Image
 
     names = [*folders(classes).values(), UNLABELED[0]]  # of which -1 is the last
     path.mkdir()
     (path / CLASSES).write_text("".join(f"{name}\n" for name in classes), "utf-8")
-    for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
-        (path / names[label]).mkdir(exist_ok=True)
+    files = [f"{names[label]}/{number:06d}.png" for number, label in enumerate(labels)]
+    if patients is not None:
+        rows = ["image,patient", *(f'"{file}",{patient}' for file, patient in zip(files, patients, strict=True))]
+        (path / PATIENTS).write_text("".join(f"{row}\n" for row in rows), "utf-8")
+    for file, image in zip(files, pixels, strict=True):
+        (path / file).parent.mkdir(exist_ok=True)
         flat = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
-        Image.fromarray(np.ascontiguousarray(flat)).save(path / names[label] / f"{number:06d}.png", compress_level=1)
+        Image.fromarray(np.ascontiguousarray(flat)).save(path / file, compress_level=1)
 
 
-def write_npz(path: Path, pixels: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> None:
-    """MedMNIST's keys, the names of the classes, and -1 for labels that the site does not have."""
+def write_npz(
+    path: Path, pixels: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], patients: np.ndarray | None
+) -> None:
+    """MedMNIST's keys, classes' names, patients where known, and -1 for labels that the site does not have."""
     split = path.stem if path.stem == "test" else "val" if path.stem == "validation" else "train"
     flat = pixels[:, 0] if pixels.shape[1] == 1 else pixels.transpose(0, 2, 3, 1)
     arrays = {f"{split}_images": np.ascontiguousarray(flat), f"{split}_labels": labels, "classes": np.array(classes)}
+    if patients is not None:
+        arrays[f"{split}_patients"] = patients
     np.savez_compressed(path, allow_pickle=False, **arrays)

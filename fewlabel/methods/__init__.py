@@ -13,6 +13,12 @@ from fewlabel.methods.rscfed import RSCFed
 
 PLAIN_LABELS: dict[str, Any] = {"adaptive": False, "tail": False, "residual": False}
 
+SHARING: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedprox": {"proximal": 0.01, "weights": "uniform"},
+    "local": {"sharing": False},
+}
+
 METHODS: dict[str, Any] = {
     "fedavg": FedAvg(),
     "fedprox": FedAvg(proximal=0.01, weights="uniform"),
@@ -51,6 +57,12 @@ METHODS: dict[str, Any] = {
     "fedmatch": FedMatch(),
     "fedmatch-sparse": FedMatch(weight_l1=0.01, zero_below=1e-5),
     # Baselines of the papers.
+    **{
+        f"{sharing}-{loss}": FedAvg(local=FedMatch().local, unlabeled=loss, **settings)
+        for sharing, settings in SHARING.items()
+        for loss in ("fixmatch", "uda")
+    },
+    "local-sl": FedAvg(local=FedMatch().local, sharing=False),
     "fed-consist": RSCFed(sub_sampling=False, reweighting=False),
     "fed-consist-batch": CBAFed(labeling="batch", labeled_share=0.5, **PLAIN_LABELS),  # as CBAFed reads it
     "fed-consist-plus": CBAFed(**PLAIN_LABELS),
@@ -61,6 +73,12 @@ METHODS: dict[str, Any] = {
 }
 
 ABOUT = {
+    **{
+        f"{sharing}-{loss}": f"{name} on unlabeled images {how}: a baseline of FedMatch's paper."
+        for sharing, how in {"fedavg": "and FedAvg", "fedprox": "and FedProx", "local": "and no sharing"}.items()
+        for loss, name in {"fixmatch": "FixMatch", "uda": "UDA"}.items()
+    },
+    "local-sl": "Each client alone, on its labels: Local-SL of FedMatch's paper, where all have all labels.",
     "fedprox": "FedAvg with a proximal term, and clients that count alike.",
     "rscfed-authors": "RSCFed as its authors' code has it for SVHN.",
     "fedirm-authors": "FedIRM as its authors' code has it.",

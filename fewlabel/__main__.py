@@ -1,0 +1,8 @@
+"""`python -m fewlabel` is the command `fewlabel`."""
+
+import sys
+
+from fewlabel.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
