@@ -86,6 +86,20 @@ def tables() -> dict[str, PaperTable]:
     return {path.stem: read_table(path) for path in sorted(FOLDER.glob("*.toml"))}
 
 
+def own_table(path: Path) -> PaperTable:
+    """A table of one's own, in a file of the same form."""
+    try:
+        table = read_table(path)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadInput(f"{path} cannot be read as a table of experiments: {error}") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadInput(
+            f"{path} is no table of experiments, which has paper, title, experiment and rows: {error}"
+        ) from None
+    tables()[table.name] = table
+    return table
+
+
 def read_table(path: Path) -> PaperTable:
     content = tomllib.loads(path.read_text())
     shared = {**content["experiment"], "note": content.get("note", "")}
@@ -116,9 +130,13 @@ def rest(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def select(name: str) -> list[PaperRow]:
-    """The rows that NAME or NAME/ROW stands for; either may hold * and ?."""
-    table, _, row = name.partition("/")
-    found = [known for known in tables().values() if fnmatchcase(known.name, table)]
+    """The rows that NAME or NAME/ROW stands for; either may hold * and ?. A NAME that ends in .toml is a file's."""
+    file, ending, row = name.rpartition(".toml")
+    if ending:
+        table, found, row = name, [own_table(Path(file + ending))], row.removeprefix("/")
+    else:
+        table, _, row = name.partition("/")
+        found = [known for known in tables().values() if fnmatchcase(known.name, table)]
     if not found:
         raise BadInput(unknown("table or figure", table, tables()))
     rows = [one for known in found for one in known.rows if fnmatchcase(one.name, row or "*")]

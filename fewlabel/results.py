@@ -181,6 +181,8 @@ class Result:
                 ("sent to clients, MB", *(megabytes(s["bytes_down"]) for s in spent)),
                 ("both, % of FedAvg", *(f"{100 * s['bytes_of_fedavg']:.0f}" for s in spent)),
                 ("replies", *(f"{s['replies']} of {s['asked']}" for s in spent)),
+                ("images trained on, labeled", *(f"{s['images_labeled']:,}" for s in spent)),
+                ("images trained on, unlabeled", *(f"{s['images_unlabeled']:,}" for s in spent)),
                 ("seconds", *(seconds(s["seconds"]) for s in spent)),
             ]
         notes = ["Metrics on the test set in percent; costs from the first round up to the column's."]
@@ -385,6 +387,11 @@ class Comparison:
         spread = ", mean ± standard deviation" if max(each) > 1 else ""
         yield f"{self._said(lambda e: e.rounds)} rounds; {counted}{spread}. Last round; never the best on test."
         yield "The chosen round is the one with the best accuracy on validation. Sent counts both directions."
+        images = [
+            f"{row.label} {row.spent['images_labeled'] / 1e3:,.0f} + {row.spent['images_unlabeled'] / 1e3:,.0f}"
+            for row in self.rows
+        ]
+        yield f"Images trained on, labeled + unlabeled, in thousands: {'; '.join(images)}."
         if len(each) > 1:
             yield (
                 "Not every row has every seed: " + ", ".join(f"{row.label} {len(row.seeds)}" for row in self.rows) + "."

@@ -260,7 +260,16 @@ def chosen_on_validation(rounds: Sequence[dict[str, Any]]) -> dict[str, Any] | N
 
 def spent(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
     """What rounds cost, and how that compares with FedAvg's bytes in as many jobs."""
-    costs = ("bytes_up", "bytes_down", "model_bytes", "seconds", "asked", "replies")
+    costs = (
+        "bytes_up",
+        "bytes_down",
+        "model_bytes",
+        "seconds",
+        "asked",
+        "replies",
+        "images_labeled",
+        "images_unlabeled",
+    )
     total = {key: sum(line[key] for line in rounds) for key in costs}
     return total | {"bytes_of_fedavg": (total["bytes_up"] + total["bytes_down"]) / max(1, total["model_bytes"])}
 
