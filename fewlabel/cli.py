@@ -285,18 +285,27 @@ def list_(what: Annotated[Known, Argument(metavar="WHAT", hidden=True)], form: F
 
 
 @app.command()
-def show(directory: Annotated[Path, Argument(metavar="RUN", hidden=True)], form: Format = Form.TEXT) -> None:
-    """Show the result of a run.
+def show(
+    directory: Annotated[Path, Argument(metavar="RUN", hidden=True)],
+    relations: Annotated[
+        Path | None, Option("--relations", metavar="FILE", help="Draw FedIRM's relations among classes (.png, .svg).")
+    ] = None,
+    form: Format = Form.TEXT,
+) -> None:
+    """Show the result of a run, or of many side by side.
 
-    RUN is its directory; it may be unfinished. Nothing is written.
+    RUN is its directory, or one that holds those of many; they may be unfinished.
 
     Examples:
       fewlabel show runs/fedprox-digits-seed0
+      fewlabel show runs/reproduce
     """
     from fewlabel import display
-    from fewlabel.results import Result
+    from fewlabel.results import Result, found_in
 
-    display.show_result(Result(directory), form)
+    if relations:
+        Result(directory).plot_relations(relations)
+    display.show_result(found_in(directory), form)
 
 
 @app.command()
@@ -339,7 +348,9 @@ def table_of(file: Path | None, grid: bool = False) -> dict[str, Any]:
         raise
     if "grid" in table and not grid:
         raise BadInput(f"{file} has a table [grid], which is for: fewlabel sweep {shlex.quote(str(file))}")
-    return table
+    from fewlabel.experiment import rooted
+
+    return rooted(table, file.parent)
 
 
 def method_of(base: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -402,6 +413,7 @@ def run_one(directory: Path, workers: int | None, form: Form) -> None:
         tell(f"{directory} is finished already; this is its result")
     else:
         again = f"fewlabel run --resume {shlex.quote(str(directory))}"
+        caution([result.experiment])
         with interruptible(again) as stop, Rounds(result.experiment.rounds) as shown:
             execute(directory, workers=workers, watch=shown.watch, stop=stop)
         result = Result(directory)
@@ -436,6 +448,7 @@ def run_all(experiments: "Sequence[Experiment]", root: Path, workers: int | None
     from fewlabel import sweep
     from fewlabel.display import Runs
 
+    caution(experiments)
     rounds = {sweep.place(experiment, root): experiment.rounds for experiment in experiments}
     done = sum((directory / "summary.json").exists() for directory in rounds)
     with interruptible("do the same again") as stop, Runs(rounds, done) as shown:
@@ -473,6 +486,12 @@ def interruptible(again: str) -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def caution(experiments: "Sequence[Experiment]") -> None:
+    """Tells once what may not be meant, though it runs."""
+    for sentence in dict.fromkeys(experiment.caution for experiment in experiments if experiment.caution):
+        tell(sentence)
 
 
 def tell(sentence: str) -> None:

@@ -142,6 +142,8 @@ def get(name: Name, data_dir: DataDir = None, form: Format = Form.TEXT) -> None:
     try:
         _, paths = files.find(name, source)
     except BadInput:
+        if source.page:  # where no command can get it, that sentence says all
+            raise
         with Screen(1) as screen:
 
             def progress(file: str, done: int, total: int | None) -> None:

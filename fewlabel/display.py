@@ -139,15 +139,26 @@ def known(what: str) -> list[dict[str, Any]]:
 
         abouts = {name: entry.about for name, entry in MODELS.items()}
     elif what == "settings":
-        from fewlabel.experiment import Experiment, Stream, plain_method
-        from fewlabel.strict import keys
+        from fewlabel.experiment import Experiment, Stream
+        from fewlabel.strict import settings
 
         usual = Experiment(stream=Stream())  # whose own settings have defaults where there is one
-        values = {key: reduce(getattr, key.split("."), usual) for key in keys(Experiment) if key != "method"}
-        method = plain_method(usual.method)
-        local = {f"local.{key}": value for key, value in method.pop("local").items()}
-        own = {f"method.{key}": value for key, value in (method | local).items()}
-        abouts = {key: "none" if value is None else str(value) for key, value in (values | own).items()}
+        told = {key: about for key, about in settings(Experiment).items() if key != "method"}
+        told["method.name"] = "one of `fewlabel list methods`, whose own settings are method.*", "text"
+        told |= {f"method.{key}": about for key, about in settings(type(usual.method)).items()}
+        defaults = {"method.name": usual.name} | {
+            key: reduce(getattr, key.split("."), usual) for key in told if key != "method.name"
+        }
+        off = "off unless a stream.* is set; "
+        return [
+            {
+                "name": key,
+                "default": "none" if defaults[key] is None else str(defaults[key]),
+                "about": off * key.startswith("stream.") + about,
+                "allowed": allowed,
+            }
+            for key, (about, allowed) in told.items()
+        ]
     elif what == "views":
         from fewlabel.data.views import VIEWS
 
@@ -181,11 +192,17 @@ def show_list(rows: Sequence[Mapping[str, Any]], form: str) -> None:
         return print(json.dumps(rows, indent=1))
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
+    if rows and "default" in rows[0]:
+        table.add_column(overflow="fold")
     for row in rows:
+        if "default" in row:
+            allowed = f"({row['allowed']})" if row["allowed"] else ""
+            table.add_row(row["name"], row["default"], " ".join(filter(None, [row["about"], allowed])))
+            continue
         places = f" Labels at {', '.join(row['settings'])}." if "settings" in row else ""
         table.add_row(row["name"], row["about"] + places)
-        if "leaves" in row:
-            table.add_row("", row["leaves"])
+        if "settings" in row:
+            table.add_row("", row.get("leaves") or f"What leaves a site: as for {row['like']}.")
     return Console(highlight=False, markup=False, emoji=False).print(table)
 
 

@@ -21,41 +21,52 @@ from fewlabel.errors import BadInput, StorageError
 from fewlabel.strict import Count, Natural, Positive, Range, Share
 
 
+def said(default: Any, about: str, **more: Any) -> Any:
+    """A setting's default, and what `fewlabel list settings` says of it."""
+    return field(default=default, metadata={"about": about, **more})
+
+
 @dataclass(frozen=True)
 class Data:
-    name: str = "digits"
-    image_size: Count | None = None  # images are resized to it once; by default what the network prefers
-    channels: Literal[1, 3] | None = None  # by default as published
-    split: Literal["published", "80-20", "70-10-20", "fedmatch"] = "published"  # drawn, if not as published
-    split_seed: Natural = 0
-    path: str | None = None  # folder, csv, npz and dicom: where images of one's own are
-    columns: dict[str, str] = field(default_factory=dict)  # csv: such as label = "dx", where it is not the usual name
-    unreadable: Literal["fatal", "skip"] = "fatal"  # what to do about images of one's own that cannot be read
+    name: str = said("digits", "a data set of `fewlabel list datasets`, or package.module:function")
+    image_size: Count | None = said(None, "images are resized to it once; by default what the network prefers")
+    channels: Literal[1, 3] | None = said(None, "grey or colour; by default as published")
+    split: Literal["published", "80-20", "70-10-20", "fedmatch"] = said(
+        "published", "train-validation-test, drawn if not as published"
+    )
+    split_seed: Natural = said(0, "of a split that is drawn")
+    path: str | None = said(None, "folder, csv, npz and dicom: where images of one's own are")
+    columns: dict[str, str] = field(
+        default_factory=dict, metadata={"about": "csv: such as label = 'dx', where it is not the usual name"}
+    )
+    unreadable: Literal["fatal", "skip"] = said("fatal", "what to do about images of one's own that cannot be read")
 
 
 @dataclass(frozen=True)
 class Net:
-    name: str = "simple-cnn"
-    norm: Literal["batch", "group"] = "batch"
-    dropout: Share | None = None  # before the classifier; by default the network's own
-    pretrained: bool = False
-    # BatchNorm's statistics: averaged with the weights, kept at each client, or recomputed over clients' images
-    buffers: Literal["global", "local", "recomputed"] = "global"
+    name: str = said("simple-cnn", "a network of `fewlabel list models`, or package.module:function")
+    norm: Literal["batch", "group"] = said("batch", "how its layers are normalised")
+    dropout: Share | None = said(None, "before the classifier; by default the network's own")
+    pretrained: bool = said(False, "begin from weights trained on ImageNet")
+    buffers: Literal["global", "local", "recomputed"] = said(
+        "global",
+        "BatchNorm's statistics: averaged with the weights, kept at each client, or recomputed over clients' images",
+    )
 
 
 @dataclass(frozen=True)
 class Clients:
-    count: Count = 10
-    partition: str = "dirichlet"
-    alpha: Positive = 0.8  # of the Dirichlet distribution
-    balanced: bool = True  # a client with its fair share of images gets no more
-    min_size: Count = 10
-    shards: Count | None = None  # shards: how many each client gets; by default 2
-    column: str | None = None  # by-column: which of the data set's columns; by default its first
-    file: str | None = None  # file: a partition.json
-    per_round: Count | None = None  # how many take part in a round; by default all
-    dropout: Share = 0.0  # chance of a client to be silent when it is asked
-    min_replies: Natural = 0
+    count: Count = said(10, "how many shares the images are dealt into")
+    partition: str = said("dirichlet", "how: one of `fewlabel list partitions`")
+    alpha: Positive = said(0.8, "dirichlet: smaller makes clients more different")
+    balanced: bool = said(True, "dirichlet: a client with its fair share of images gets no more")
+    min_size: Count = said(10, "images that each client has at least")
+    shards: Count | None = said(None, "shards: how many each client gets; by default 2")
+    column: str | None = said(None, "by-column: which of the data set's columns; by default its first")
+    file: str | None = said(None, "file: a partition.json")
+    per_round: Count | None = said(None, "how many take part in a round; by default all")
+    dropout: Share = said(0.0, "chance of a client to be silent when it is asked")
+    min_replies: Natural = said(0, "with fewer in a round, the run fails")
 
 
 Place = Literal[
@@ -71,17 +82,25 @@ Place = Literal[
 
 @dataclass(frozen=True)
 class Labels:
-    at: Place = "some-clients"
-    clients: Count = 1  # some-clients: how many are fully labeled
-    fraction: Share = 0.1  # every-client: share of each client's images
-    per_class: Count | None = None  # every-client (instead of a fraction) and server: labeled images of each class
-    server_per_class: Count | None = None  # server: where it differs from per_class; by default that, or 50
-    # Which are fully labeled: the first, those of RSCFed's rule (all classes, size nearest to the mean), or by seed.
-    which: Literal["first", "rule", "seed"] = "first"
-    ids: tuple[Natural, ...] | None = None  # just these, in place of `clients` and `which`
-    unlabeled_clients: Count | None = None  # how many more take part, the other shares being nobody's; by default all
-    validation: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # share of the labels; where no split is published
-    noise: Share = 0.0  # share of the labels in which each is another class than it should be
+    at: Place = said("some-clients", "where labels are: some clients have all, every client has some, or the server")
+    clients: Count = said(1, "some-clients: how many are fully labeled")
+    fraction: Annotated[float, Range(0, 1, open_low=True)] = said(0.1, "every-client: share of each client's images")
+    per_class: Count | None = said(
+        None, "every-client (instead of a fraction) and server: labeled images of each class"
+    )
+    server_per_class: Count | None = said(None, "server: where it differs from per_class; by default that, or 50")
+    which: Literal["first", "rule", "seed"] = said(
+        "first",
+        "some-clients: the first, those of RSCFed's rule (all classes, size nearest to the mean), or by seed",
+    )
+    ids: tuple[Natural, ...] | None = said(None, "some-clients: just these, in place of `clients` and `which`")
+    unlabeled_clients: Count | None = said(
+        None, "how many take part beside fully labeled ones, the other shares being nobody's; by default all"
+    )
+    validation: Annotated[float, Range(0, 1, open_high=True)] = said(
+        0.0, "share of the labels that validates at the server, where no validation split is published"
+    )
+    noise: Share = said(0.0, "share of the labels in which each is another class than it should be")
 
     @property
     def full(self) -> int:
@@ -93,10 +112,10 @@ class Labels:
 class Stream:
     """Each client's images come in steps. The defaults are FedMatch's."""
 
-    steps: Count = 10
-    rounds: Count = 10  # of each step; the last lasts
-    mode: Literal["grow", "replace"] = "replace"  # a step's images join those before, or take their place
-    data: Literal["unlabeled", "labeled", "all"] = "unlabeled"  # which of a client's images do
+    steps: Count = said(10, "in how many steps a client's images come")
+    rounds: Count = said(10, "of each step; the last lasts")
+    mode: Literal["grow", "replace"] = said("replace", "a step's images join those before, or take their place")
+    data: Literal["unlabeled", "labeled", "all"] = said("unlabeled", "which of a client's images come in steps")
 
 
 def read_view(name: Any, where: str) -> Any:
@@ -107,39 +126,39 @@ def read_view(name: Any, where: str) -> Any:
 class Views:
     """How images are shown to methods that ask for these views: names of recipes in `fewlabel.data.views`."""
 
-    weak: str = field(default="shift", metadata={"read": read_view})
-    strong: str = field(default="randaugment", metadata={"read": read_view})
+    weak: str = said("shift", "what methods call weak: one of `fewlabel list views`", read=read_view)
+    strong: str = said("randaugment", "what methods call strong: one of `fewlabel list views`", read=read_view)
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    every: Count = 1  # rounds
-    local: bool = False  # also the clients' own models, on the test set, where a method shows them
+    every: Count = said(1, "rounds between two measurements of the model")
+    local: bool = said(False, "also the clients' own models, on the test set, where a method shows them")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    rounds: Count = 10
-    seconds: Positive = 60.0
+    rounds: Count = said(10, "at most so many rounds are lost by a kill")
+    seconds: Positive = said(60.0, "and at most so much time")
 
 
 PATHS = (("data", "path"), ("clients", "file"))
 NAMED = ("method", "data", "model")  # tables that their name alone can stand for
 
-# Rows of every table that are FedAvg in an experiment of their own: name -> (method, settings, explanation).
-ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "labels-only": ("fedavg", {}, "FedAvg among the labeled clients: the floor of every table."),
-    "all-labels": (
-        "fedavg",
-        {"labels": {"at": "every-client", "fraction": 1.0, "per_class": None}},
-        "FedAvg in the same experiment with every label: the ceiling of every table.",
-    ),
-    "wfedavg": (
-        "mt-wfedavg",
-        {"labels": {"at": "every-client", "fraction": 1.0, "per_class": None}},
-        "With every label and averages by distance: the ceiling of IsoFed's paper.",
-    ),
+# Rows of every table in an experiment of their own: name -> (method, whether it has every label, explanation).
+ROWS: dict[str, tuple[str, bool, str]] = {
+    "labels-only": ("fedavg", False, "FedAvg among the labeled clients: the floor of every table."),
+    "all-labels": ("fedavg", True, "FedAvg in the same experiment with every label: the ceiling of every table."),
+    "wfedavg": ("mt-wfedavg", True, "With every label and averages by distance: the ceiling of IsoFed's paper."),
 }
+
+
+def with_every_label(labels: Mapping[str, Any], stream: bool) -> dict[str, dict[str, Any]]:
+    """What changes where every image has its label; where shares are left out, the same clients stay."""
+    both = "some-clients" in str(labels.get("at", Labels.at)) and labels.get("unlabeled_clients") not in (None, "none")
+    at = "some-clients+every-client" if both else "every-client"
+    changed = {"at": at, "fraction": 1.0, "per_class": None, "server_per_class": None}
+    return {"labels": changed} | ({"stream": {"data": "all"}} if stream else {})
 
 
 def read_method(table: Any, where: str = "method") -> Any:
@@ -200,10 +219,10 @@ class Experiment:
     """Everything a result depends on. Two runs of equal experiments give the same bits."""
 
     method: Any = field(default="fedavg", metadata={"read": read_method, "plain": plain_method})
-    name: str = ""  # the row's name in tables; by default the method's
-    seed: Natural = 0
-    rounds: Count = 30
-    threads: Count = 1  # of PyTorch, per worker: part of the experiment, because sums depend on it
+    name: str = said("", "the row's name in tables; by default the method's")
+    seed: Natural = said(0, "of everything that is drawn")
+    rounds: Count = said(30, "of communication between server and clients")
+    threads: Count = said(1, "of PyTorch, per worker: part of the experiment, because sums depend on it")
     data: Data = Data()
     model: Net = Net()
     clients: Clients = Clients()
@@ -222,10 +241,10 @@ class Experiment:
             row = ROWS.get(self.method)
             object.__setattr__(self, "name", self.name or self.method)
             object.__setattr__(self, "method", read_method(row[0] if row else self.method))
-            if row:
-                changed = {key: replace(getattr(self, key), **table) for key, table in row[1].items()}
-                for key, value in changed.items():
-                    object.__setattr__(self, key, value)
+            if row and row[1] and isinstance(self.labels, Labels):
+                changes = with_every_label(vars(self.labels), isinstance(self.stream, Stream))
+                for part_name, changed in changes.items():
+                    object.__setattr__(self, part_name, replace(getattr(self, part_name), **changed))
         else:
             check_method(type(self.method))
         if not self.name:
@@ -247,11 +266,13 @@ class Experiment:
                 raise BadInput(unknown(f"views.{view.name}", name, VIEWS))
         if self.clients.partition == "file" and self.clients.file is None:
             raise BadInput("clients.partition = 'file' needs clients.file, the path of a partition.json")
+        self._refuse_unused()
         if not set(self.labels.at.split("+")) <= self.method.settings:
             places = ", ".join(sorted(self.method.settings))
             raise BadInput(f"{self.name} cannot use labels.at = '{self.labels.at}'; it is made for {places}")
-        full, more, count = self.labels.full, self.labels.unlabeled_clients, self.clients.count
-        if "some-clients" in self.labels.at and full > count:
+        full = self.labels.full if "some-clients" in self.labels.at else 0
+        more, count = self.labels.unlabeled_clients, self.clients.count
+        if full > count:
             raise BadInput(
                 f"labels.clients = {full} is more than clients.count = {count}; lower the first or raise the second"
             )
@@ -264,6 +285,38 @@ class Experiment:
             raise BadInput(f"labels.ids must be different clients from 0 to {count - 1}, found {list(ids)}")
         if self.clients.min_replies > (self.clients.per_round or self.clients.count):
             raise BadInput("clients.min_replies is more than the clients that take part in a round; lower it")
+
+    @property
+    def caution(self) -> str:
+        """What may not be meant, though it runs; empty if there is nothing."""
+        if self.stream is None or (step := (self.rounds - 1) // self.stream.rounds + 1) >= self.stream.steps:
+            return ""
+        return (
+            f"after {self.rounds} rounds the stream is at step {step} of {self.stream.steps}, and no client gets the "
+            "images of later ones; raise rounds, or lower stream.steps or stream.rounds"
+        )
+
+    def _refuse_unused(self) -> None:
+        """Refuses settings that would change nothing: whoever set them expects something else."""
+        from fewlabel.data.own import KINDS, TABLES
+
+        how, at = self.clients.partition, self.labels.at
+        belongs = {
+            "clients.shards": (how == "shards", "clients.partition = 'shards'"),
+            "clients.column": (how == "by-column", "clients.partition = 'by-column'"),
+            "clients.file": (how == "file", "clients.partition = 'file'"),
+            "labels.per_class": ("every-client" in at or "server" in at, "labels.at with every-client or server"),
+            "labels.server_per_class": ("server" in at, "labels.at with server"),
+            # At every-client they do no harm, and the ceilings of earlier tables have them there.
+            **{f"labels.{key}": (at != "server", "labels.at with some-clients") for key in ("clients", "which", "ids")},
+            "data.columns": (self.data.name in TABLES, f"data.name = {' or '.join(map(repr, TABLES))}"),
+            "data.unreadable": (self.data.name in KINDS, f"data.name = {' or '.join(map(repr, KINDS))}"),
+        }
+        for key, (used, where) in belongs.items():
+            table, name = key.split(".")
+            value, usual = getattr(getattr(self, table), name), getattr(type(getattr(self, table))(), name)
+            if value != usual and not used:
+                raise BadInput(f"{key} is for {where} and would change nothing here; leave it out")
 
 
 def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
@@ -282,7 +335,9 @@ def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
     name = str(method.get("name", "fedavg") if isinstance(method, dict) else method)
     data.setdefault("name", name)
     if row := ROWS.get(name):
-        data = overlay(data, {"method": {"name": row[0]}, **row[1]})
+        labels = given if isinstance(given := data.get("labels"), Mapping) else {}
+        more = with_every_label(labels, isinstance(data.get("stream"), Mapping)) if row[1] else {}
+        data = overlay(data, {"method": {"name": row[0]}, **more})
     return strict.read(Experiment, data)
 
 

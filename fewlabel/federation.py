@@ -96,10 +96,21 @@ class Site(Generic[C]):
 
     def load(self, weights: Tree) -> nn.Module:
         """The scratch network with these weights, and the statistics that the experiment's policy gives this site."""
+        bare = self._buffers == "local" and self.statistics is None and not tree.statistics(weights)
         if self._buffers != "global":
             weights = tree.untrained(self.model) | weights | (self.statistics or {})
         self.model.load_state_dict(weights)
+        if bare and tree.statistics(weights) and (self.labeled or self.unlabeled):
+            # A network without statistics, as before a site's first training, would label its images at random.
+            self.statistics = batch_statistics(self.model, self._images())
         return self.model
+
+    def _images(self) -> Iterator[Tensor]:
+        for images in (self.labeled, self.unlabeled):
+            if isinstance(images, Labeled):
+                yield from (x for x, _ in images.batches("plain", 500, shuffle=False))
+            elif images is not None:
+                yield from (x for x, _ in images.batches(("plain",), 500, shuffle=False))
 
     def weights(self) -> Tree:
         """A copy of the scratch network's state, as far as the policy for statistics lets it leave the site."""

@@ -29,6 +29,9 @@ WORDS = {
     "binary_sensitivity": "sensitivity, binary",
     "binary_specificity": "specificity, binary",
     "binary_f1": "F1, binary",
+    "local_accuracy": "local accuracy",
+    "sent": "numbers sent",
+    "bytes_sent": "bytes sent",
 }
 USUAL = ("accuracy", "auc")  # shown of rows of which no number is printed
 
@@ -251,6 +254,21 @@ def obstacle(row: PaperRow, experiments: Sequence[Experiment], root: Path) -> st
     return ""
 
 
+def measured(result: Result) -> dict[str, float | None]:
+    """A run's metrics in the last round measured, and what a client sent on average, in shares of a whole model.
+
+    Of a model's numbers, where the method counts them; whoever does not sends whole models.
+    """
+    last, spent = result.last or {}, result.spent()
+    found = {**last.get("test", {}), "local_accuracy": last.get("local_accuracy")}
+    if spent["replies"]:
+        one = spent["model_bytes"] / (2 * spent["asked"])
+        found["bytes_sent"] = spent["bytes_up"] / (one * spent["replies"])
+        counted = Spread.of(line.get("sent") for line in result.rounds)
+        found["sent"] = counted.mean if counted else found["bytes_sent"]
+    return found
+
+
 class Reproduction:
     """What came out here, beside what is in the papers."""
 
@@ -271,10 +289,10 @@ class Reproduction:
         return row.name if len(self.tables) == 1 else row.id
 
     def ours(self, row: PaperRow) -> dict[str, Spread | None]:
-        """The row's metrics in the last round measured, over its seeds."""
-        lines = [result.last for result in self.results[row.id]]
-        tests = [line["test"] for line in lines if line and "test" in line]
-        return {key: Spread.of(test.get(key) for test in tests) for key in row.paper or USUAL}
+        """The row's metrics in the last round measured, and what a client sent, over its seeds."""
+        found = [measured(result) for result in self.results[row.id]]
+        keys = [*(row.paper or USUAL), *(["bytes_sent"] if "sent" in row.paper else [])]
+        return {key: Spread.of(one.get(key) for one in found) for key in keys}
 
     def table(self) -> Table:
         lines = []

@@ -334,6 +334,12 @@ class Row:
         }
 
 
+def found_in(directory: Path) -> "Result | Comparison":
+    """The run in a directory, or all runs below it side by side."""
+    runs = sorted(path.parent for path in directory.glob("*/experiment.toml"))
+    return Comparison([Result(run) for run in runs]) if runs else Result(directory)
+
+
 class Comparison:
     """Runs side by side: a row for each experiment, over its seeds; the floor first and the ceiling last."""
 

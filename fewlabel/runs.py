@@ -270,7 +270,7 @@ def spent(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
         "images_labeled",
         "images_unlabeled",
     )
-    total = {key: sum(line[key] for line in rounds) for key in costs}
+    total = {key: sum(line.get(key, 0) for line in rounds) for key in costs}
     return total | {"bytes_of_fedavg": (total["bytes_up"] + total["bytes_down"]) / max(1, total["model_bytes"])}
 
 

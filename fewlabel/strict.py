@@ -67,10 +67,20 @@ def plain(value: Any) -> dict[str, Any]:
 
 def keys(cls: Any) -> list[str]:
     """All dotted keys that a table of `cls` may set."""
-    found: list[str] = []
+    return list(settings(cls))
+
+
+def settings(cls: Any) -> dict[str, tuple[str, str]]:
+    """Of each dotted key that a table of `cls` may set what it is about, and what it may be."""
+    found: dict[str, tuple[str, str]] = {}
     for f, hint in _fields(cls):
-        inner = None if "read" in f.metadata else _open(hint)[0]
-        found += [_join(f.name, key) for key in keys(inner)] if is_dataclass(inner) else [f.name]
+        custom = "read" in f.metadata
+        core, ranges, _ = (None, [], False) if custom else _open(hint)
+        if is_dataclass(core):
+            found |= {_join(f.name, key): told for key, told in settings(core).items()}
+        else:
+            kind = "" if custom else " ".join([_accepts(core, built=False)[1], *map(str, ranges)])
+            found[f.name] = f.metadata.get("about", ""), kind
     return found
 
 

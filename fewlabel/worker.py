@@ -18,6 +18,7 @@ from torch.func import functional_call
 from fewlabel import evaluate, models, tree, wire
 from fewlabel.checkpoint import ClientStates
 from fewlabel.data import datasets
+from fewlabel.data.own import TABLES
 from fewlabel.data.partition import Partition, Share
 from fewlabel.data.sets import Labeled, Tally, Unlabeled
 from fewlabel.errors import FewLabelError, StorageError
@@ -162,6 +163,8 @@ class World:
 def dataset_of(experiment: Experiment, fresh: bool = False) -> datasets.Dataset:
     """The data set as an experiment wants it read."""
     wanted = {f.name: getattr(experiment.data, f.name) for f in fields(experiment.data)}
+    if experiment.clients.column and experiment.data.name in TABLES:  # it may be any of the table's own
+        wanted["columns"] = {**experiment.data.columns, "client": experiment.clients.column}
     return datasets.load(**wanted | {"image_size": image_size(experiment), "fresh": fresh})
 
 
@@ -236,14 +239,13 @@ class Worker:
         """What is measured from outside when a task is done: here alone do hidden labels meet what a method did."""
         outside: dict[str, Any] = {"images": [site.tally.labeled, site.tally.unlabeled]}
         where = torch.from_numpy(self.world.share(job.client, job.round).unlabeled) if site.audited else torch.empty(0)
+        labels: dict[int, Tensor] = {}
         for index, pseudo_label, epoch in site.audited or ():
-            found = self.audit(where, index, pseudo_label)
-            audits = outside.setdefault("audit", {})
-            if (before := audits.get(str(epoch))) is not None:
-                found = evaluate.Audit(found.total, found.used + before.used, found.correct + before.correct)
-            audits[str(epoch)] = found
-        if "audit" in outside:
-            outside["audit"] = {epoch: audit.to_json() for epoch, audit in outside["audit"].items()}
+            given = labels.setdefault(epoch, torch.full((len(where),), -1))
+            given[index] = pseudo_label  # the last one counts, where images came up again
+        for epoch, given in labels.items():
+            index = (given >= 0).nonzero().flatten()
+            outside.setdefault("audit", {})[str(epoch)] = self.audit(where, index, given[index]).to_json()
         if job.evaluated and site.shown:
             outside["shown"] = {name: value.tolist() for name, value in site.shown.items()}
         if job.score and site.scored:

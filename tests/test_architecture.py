@@ -112,7 +112,7 @@ MAY_IMPORT = {
     "data": {"data", "errors", "rng"},
     "federation": {"tree", "wire", "rng", "errors", "data.sets"},
     "checkpoint": {"tree", "wire", "errors"},
-    "experiment": {"strict", "errors", "federation", "methods", "data.partition", "data.views"},
+    "experiment": {"strict", "errors", "federation", "methods", "data.own", "data.partition", "data.views"},
     "worker": {
         "federation", "wire", "experiment", "data", "models", "evaluate", "checkpoint", "tree", "rng", "errors",
     },

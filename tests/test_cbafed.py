@@ -273,6 +273,17 @@ def sent(method: CBAFed, counts: Tensor, round: int = 2) -> Message:
     return fed.sent[0][1]
 
 
+def test_a_warm_up_in_which_nobody_answers_takes_longer():
+    method, nobody = CBAFed(warmup=1), torch.zeros(2, dtype=torch.int64)
+    late = method.round(State(ZERO, ZERO, nobody), Uploads({A: None, U: None}, round=1))
+    fed = Uploads({A: Update(ZERO, torch.tensor([2, 1])), U: None}, round=2)
+    warmed = method.round(late, fed)
+    assert [(who, told.warm) for who, told in fed.sent] == [(A.id, True)]
+    fed = Uploads({A: None, U: None}, round=3)
+    assert method.round(warmed, fed).lost == 1
+    assert {(who, told.warm) for who, told in fed.sent} == {(A.id, False), (U.id, False)}
+
+
 def test_cbafed_eq9_to_16_on_the_labeled_client_of_svhn():
     assert class_shares(SVHN).std().item() == pytest.approx(0.0866, abs=5e-5)
     told = sent(METHODS["cbafed-authors"], SVHN)
@@ -298,9 +309,9 @@ def test_before_anything_is_known_all_classes_are_alike():
     assert not told.tail.any()
 
 
-# At C = 100 beta / C is 0.003, but shares are scaled to 0.1 in the mean: the authors' 0.03 is another rule there.
-@pytest.mark.parametrize(("changes", "rare"), [({}, [0]), ({"tail_below": 0.03}, [0, 1]), ({"beta": 20}, range(100))])
-def test_cbafed_eq16_a_class_is_rare_below_beta_over_c_or_below_the_authors_constant(changes, rare):
+# At C = 100 a class is rare below 0.003 of all images. Shares as eq. 13 scales them are ten times as large.
+@pytest.mark.parametrize(("changes", "rare"), [({}, [0, 1]), ({"tail_scaled": True}, [0]), ({"beta": 10}, range(100))])
+def test_cbafed_eq16_a_class_is_rare_below_beta_over_c_of_all_images(changes, rare):
     counts = torch.full((100,), 10_000)
     counts[:2] = torch.tensor([200, 2_000])  # 0.002 and 0.02 of 0.1 each, nearly
     assert sent(CBAFed(**changes), counts).tail.nonzero().flatten().tolist() == list(rare)
@@ -422,10 +433,10 @@ def test_the_rows_are_what_the_paper_and_its_code_say():
     paper, plain = METHODS["cbafed"], {"adaptive": False, "tail": False, "residual": False}
     sgd = Local(11, batch_size=64, lr=0.03, lr_unlabeled=0.02, optimizer="sgd", momentum=0.9, weight_decay=5e-4, clip=5)
     assert (paper.local, paper.epochs_unlabeled, paper.warmup, paper.warmup_epochs) == (sgd, 1, 1, 501)
-    assert (paper.threshold, paper.highest, paper.beta, paper.tail_below) == (0.84, 0.95, 0.3, None)
+    assert (paper.threshold, paper.highest, paper.beta, paper.tail_scaled) == (0.84, 0.95, 0.3, False)
     assert (paper.skip, paper.blend_epochs, paper.blend_rounds) == (5, 0.8, 0.5)
     assert (paper.labeling, paper.labeled_share, paper.labeled_times) == ("fixed", None, None)
-    authors = {"highest": 0.9, "tail_below": 0.03, "blend_from_first": True, "label_view": "weak"}
+    authors = {"highest": 0.9, "blend_from_first": True, "label_view": "weak"}
     assert METHODS["cbafed-authors"] == replace(paper, **authors, persistent_optimizer=True)
     assert METHODS["fed-consist-batch"] == replace(paper, labeling="batch", labeled_share=0.5, **plain)
     assert METHODS["fed-consist-plus"] == replace(paper, **plain)

@@ -352,8 +352,33 @@ def test_a_measurement_is_one_json_document_whatever_it_prints(
     assert fewlabel("bench", "tiny") == (0, '{\n "s": 0\n}\n', "1\n")
 
 
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_paths_in_a_file_are_from_its_own_folder(fewlabel: Command, tmp_path: Path, command: str) -> None:
+    (tmp_path / "far" / "images").mkdir(parents=True)
+    (tmp_path / "far" / "e.toml").write_text('rounds = 1\n[data]\nname = "folder"\npath = "images"\n')
+    more = ["--seeds", "0"] if command == "sweep" else []
+    found = fewlabel(command, "far/e.toml", *more)
+    assert f"there are no images in {tmp_path / 'far' / 'images'}" in found.err
+
+
+def test_a_stream_that_outlasts_the_run_is_told_in_one_line(fewlabel: Command) -> None:
+    stream = ["--set", "stream.steps=3", "--set", "stream.rounds=1", "--set", "method.local.epochs=1"]
+    told = "after 2 rounds the stream is at step 2 of 3, and no client gets the images of later ones; raise rounds"
+    assert fewlabel("run", *QUICK, *stream).err.count(told) == 1
+    assert fewlabel("sweep", *QUICK, *stream, "--seeds", "0,1", "--workers", "1").err.count(told) == 1
+    assert "stream" not in fewlabel("run", *QUICK, *stream, "--set", "stream.steps=2").err
+
+
 def test_settings_are_listed_with_their_defaults(fewlabel: Command) -> None:
-    rows = {row["name"]: row["about"] for row in json.loads(fewlabel("list", "settings", "--format", "json").out)}
+    found = json.loads(fewlabel("list", "settings", "--format", "json").out)
+    assert {"name": "clients.alpha", "default": "0.8", "allowed": "a number above 0"} | {
+        "about": "dirichlet: smaller makes clients more different"
+    } in found
+    assert {row["name"] for row in found if not row["about"] and not row["name"].startswith("method.")} == set()
+    assert all("off unless a stream" in row["about"] for row in found if row["name"].startswith("stream."))
+    text = " ".join(fewlabel("list", "settings").out.split())
+    assert "clients.alpha 0.8 dirichlet: smaller makes clients more different (a number above 0)" in text
+    rows = {row["name"]: row["default"] for row in found}
     assert rows["rounds"] == "30"
     assert rows["clients.alpha"] == "0.8"
     assert rows["clients.per_round"] == "none"

@@ -1,5 +1,6 @@
 """What every method must pass, in every setting that it declares. A method is covered by its line in METHODS."""
 
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from fewlabel.data import datasets
 from fewlabel.data.partition import Partition
 from fewlabel.errors import BadInput
 from fewlabel.experiment import Checkpoint as Every
-from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net
+from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net, Stream
 from fewlabel.federation import Setting, state_kind, tasks, train
 from fewlabel.methods import METHODS
 from fewlabel.pool import Pool
@@ -52,6 +53,9 @@ def experiment(method, setting: Setting, buffers: str = "global") -> Experiment:
         method = replace(method, uncertainty=3.0)
     if hasattr(method, "warmup"):
         method = replace(method, warmup=min(method.warmup, 1))
+    labels = (
+        Labels(at=setting.value, clients=2) if setting == Setting.SOME_CLIENTS else Labels(setting.value, per_class=4)
+    )
     return Experiment(
         method=method,
         seed=5,
@@ -59,14 +63,17 @@ def experiment(method, setting: Setting, buffers: str = "global") -> Experiment:
         data=Data("digits", image_size=16),
         model=Net("tests.nets:tiny", buffers=buffers),
         clients=Clients(count=6, per_round=4, dropout=0.1, alpha=2.0),
-        labels=Labels(at=setting.value, clients=2, per_class=None if setting == Setting.SOME_CLIENTS else 4),
+        labels=labels,
         evaluate=Evaluate(every=2, local=True),
         checkpoint=Every(rounds=2),
     )
 
 
 def weights(directory: Path) -> bytes:
-    return (directory / "model.safetensors").read_bytes()
+    """Of the shared model; where there is none, those that clients kept last."""
+    if (path := directory / "model.safetensors").exists():
+        return path.read_bytes()
+    return b"".join(max(client.glob("*.safetensors")).read_bytes() for client in sorted(directory.glob("clients/*")))
 
 
 def lines(directory: Path) -> list[dict]:
@@ -121,6 +128,20 @@ def test_every_policy_for_statistics_works_with_any_number_of_workers(method, bu
     assert lines(tmp_path / "1") == lines(tmp_path / "2")
 
 
+STREAMED = list(cases(lambda method: sorted(method.settings & {Setting.EVERY_CLIENT, Setting.SERVER})))
+
+
+@pytest.mark.parametrize(("method", "setting"), STREAMED)
+def test_images_may_come_in_steps(method, setting, pool, tmp_path):
+    whole = experiment(method, setting)
+    clients, stream = replace(whole.clients, min_size=40, dropout=0.0), Stream(steps=2, rounds=1)
+    for number, executor in ((1, Serial()), (2, pool)):
+        directory = prepare(replace(whole, clients=clients, stream=stream, rounds=2), tmp_path / str(number))
+        execute(directory, executor=executor)
+    assert weights(tmp_path / "1") == weights(tmp_path / "2")
+    assert lines(tmp_path / "1") == lines(tmp_path / "2")
+
+
 class Mortal(Serial):
     """Dies by SIGKILL at its n-th job."""
 
@@ -159,6 +180,8 @@ def test_hidden_labels_reach_nothing_but_the_audit(method, setting, undisturbed,
     index = np.concatenate(hidden)
     labels[index] = (labels[index] + 1 + np.arange(len(index)) % 9) % 10  # no hidden label stays what it was
     np.save(path, labels)
+    undisturbed(method, setting)  # while its labels are the right ones
+    datasets.seal(path.parent, json.loads((path.parent / "about.json").read_text()))  # or it would be decoded anew
     monkeypatch.setenv("XDG_CACHE_HOME", str(elsewhere))
     execute(directory, executor=Serial())
     assert weights(directory) == weights(undisturbed(method, setting))

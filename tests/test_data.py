@@ -1,6 +1,7 @@
 """Images must reach a network as stated, and without a label where there is none."""
 
 import multiprocessing
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,13 +167,14 @@ def test_a_tally_counts_the_images_drawn_for_training_by_whether_the_site_has_th
     pseudo = unlabeled.with_labels(torch.tensor([3, 0, 2]), torch.tensor([7, 8, 9]))
     assert counted(labeled.batches(size=2)) == (5, 0)
     assert counted(unlabeled.batches(("weak", "strong"), 4)) == (0, 10)  # an image counts once, however many its views
+    assert counted(unlabeled.batches(("weak", "weak"), 4, counted=2)) == (0, 20)  # unless both are trained on
     assert counted(unlabeled.batches(subset=torch.tensor([1, 2]))) == (0, 2)
     assert counted(pseudo.batches()) == (0, 3)
     assert counted((labeled + pseudo).batches(size=4)) == counted((pseudo + labeled).batches(size=4)) == (5, 3)
     with torch.no_grad():
         assert counted(labeled.batches()) == counted(unlabeled.batches()) == (0, 0)
     next(labeled.batches(size=2))  # the rest of the pass is never drawn
-    assert (tally.labeled, tally.unlabeled) == (5 + 5 + 5 + 2, 10 + 2 + 3 + 3 + 3)
+    assert (tally.labeled, tally.unlabeled) == (5 + 5 + 5 + 2, 10 + 20 + 2 + 3 + 3 + 3)
 
 
 def test_two_sets_of_a_site_together_hold_the_images_of_both():
@@ -348,11 +350,82 @@ def test_a_disk_that_fills_up_while_decoding_says_so_and_leaves_nothing(cache, m
     assert list(cache.iterdir()) == []
 
 
-def test_a_damaged_cache_says_so(cache):
+def swap(folder: Path) -> None:
+    np.save(folder / "train-labels.npy", np.load(folder / "train-labels.npy")[::-1])
+
+
+def blacken(folder: Path) -> None:
+    np.save(folder / "train-images.npy", np.zeros_like(np.load(folder / "train-images.npy")))
+
+
+DAMAGES = {
+    "labels swapped": swap,
+    "images black": blacken,
+    "labels cut short": lambda folder: os.truncate(folder / "train-labels.npy", 1000),
+    "images gone": lambda folder: (folder / "test-images.npy").unlink(),
+    "about.json gone": lambda folder: (folder / "about.json").unlink(),
+    "about.json cut short": lambda folder: os.truncate(folder / "about.json", 100),
+    "about.json of an earlier FewLabel": lambda folder: (folder / "about.json").write_text('{"splits": ["train"]}'),
+}
+
+
+@pytest.mark.parametrize("name", ["digits", "tests.owndata:two_colours"])
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_arrays_are_noticed_and_decoded_anew(cache, name, fresh, damage):
+    def seen() -> list[tuple[bytes, bytes]]:
+        splits = datasets.load(name, 8, fresh).splits.values()
+        return [(split.images.pixels.numpy().tobytes(), split.labels.numpy().tobytes()) for split in splits]
+
+    before, (folder,) = seen(), cache.iterdir()
+    DAMAGES[damage](folder)
+    assert seen() == before
+    assert list(cache.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("name", ["digits", "tests.owndata:two_colours"])
+def test_labels_whose_bytes_rot_under_the_same_size_and_time_are_noticed_once_a_run(cache, name):
+    before, (folder,) = datasets.load(name, 8).splits["train"].labels.clone(), cache.iterdir()
+    path = folder / "train-labels.npy"
+    stat, whole = path.stat(), bytearray(path.read_bytes())
+    whole[-8] ^= 1
+    path.write_bytes(whole)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert torch.equal(datasets.load(name, 8, fresh=True).splits["train"].labels, before)
+
+
+def test_a_function_of_ones_own_is_asked_again_and_mends_images_that_rot(cache):
+    datasets.load("tests.owndata:two_colours", 8)
+    (path,) = cache.glob("*/train-images.npy")
+    stat, whole = path.stat(), path.read_bytes()
+    path.write_bytes(whole[:-64] + bytes(64))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    datasets.load("tests.owndata:two_colours", 8, fresh=True)
+    assert path.read_bytes() == whole
+
+
+def test_to_open_reads_no_image(cache, monkeypatch):
     datasets.load("digits", 8)
-    (cache / "digits-8px-v2" / "about.json").unlink()
-    with pytest.raises(StorageError, match="cannot be written"):
-        datasets.load("digits", 8)
+    read: list[str] = []
+    content = datasets.ones_own.content
+    monkeypatch.setattr(datasets.ones_own, "content", lambda file: read.append(file.name) or content(file))
+    datasets.load("digits", 8)
+    assert read == []
+    datasets.load("digits", 8, fresh=True)
+    assert sorted(read) == ["test-labels.npy", "train-labels.npy", "validation-labels.npy"]
+
+
+def test_what_a_killed_decoding_left_is_cleared_and_what_another_writes_is_not(cache):
+    dead = multiprocessing.get_context("fork").Process(target=int)
+    dead.start()
+    dead.join()
+    cache.mkdir(parents=True)
+    left, alive, alien = (cache / f"{datasets.ASIDE}{who}-x" for who in (dead.pid, os.getppid(), "else"))
+    for folder in (left, alive, alien):
+        folder.mkdir()
+        (folder / "train-images.npy").touch()
+    datasets.load("digits", 8)
+    assert {path.name for path in cache.iterdir()} == {alive.name, alien.name, "digits-8px-v2"}
 
 
 def test_a_data_set_of_ones_own_is_named_by_its_function(cache):

@@ -228,12 +228,14 @@ def test_paths_are_absolute_and_those_in_a_file_are_from_its_folder(
     """Or a run could be resumed only from where it was begun."""
     hospital(tmp_path / "project")
     toml = tmp_path / "project" / "my.toml"
-    toml.write_text("[data]\nname = 'csv'\npath = 'table.csv'\n[clients]\nfile = 'p.json'\n")
+    data = "[data]\nname = 'csv'\npath = 'table.csv'\n"
+    toml.write_text(f"{data}[clients]\npartition = 'file'\nfile = 'p.json'\n")
     (tmp_path / "p.json").touch()
     experiment = experiments.load(toml)
     assert experiment.data.path == str(tmp_path / "project" / "table.csv")
     assert experiment.clients.file == str(tmp_path / "p.json")
     assert experiments.read({}, ["data.path=~/x"]).data.path == str(Path.home() / "x")
+    toml.write_text(data)
     assert fewlabel("data", "partition", "project/my.toml").code == 0
     monkeypatch.chdir(tmp_path / "project")
     argv = ["--data", "csv", "--set", "data.path=table.csv", "--set", "rounds=1", "--workers", "1", "--out", "run"]
@@ -322,8 +324,9 @@ def test_get_says_what_people_must_get_themselves(fewlabel: Command, tmp_path: P
     (tmp_path / "home").mkdir()
     found = fewlabel("data", "get", "rsna-ich", "--data-dir", "home")
     assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
-    assert "stage_2_train" in found.err
-    assert "into home/rsna-ich" in found.err
+    assert "put stage_2_train and stage_2_train.csv (or stage_1_train and stage_1_train.csv)" in found.err
+    assert "from https://www.kaggle.com/c/rsna-intracranial-hemorrhage-detection into home/rsna-ich" in found.err
+    assert list((tmp_path / "home").iterdir()) == []
 
 
 # Partitions
@@ -408,7 +411,7 @@ def test_the_servers_share_is_written_and_names_with_slashes_are_possible(
         grey(tmp_path / "mine" / f"{number}.png", number)
     write_csv(tmp_path / "mine" / "t.csv", "image,label", [f"{n}.png,{'x/y' if n % 2 else 'test'}" for n in range(60)])
     argv = ["--set", "data.path=mine/t.csv", "--set", "clients.count=2", "--set", "labels.at=server"]
-    argv += ["--set", "labels.per_class=3", "--set", "data.image_size=4", "--set", "labels.validation=0.2"]
+    argv += ["--set", "labels.per_class=3", "--set", "data.image_size=4"]
     assert fewlabel("data", "split", "csv", *argv, "--to", "out").code == 0
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "client-0",

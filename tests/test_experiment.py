@@ -3,12 +3,14 @@
 import tomllib
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fewlabel.data.partition import deal
 from fewlabel.errors import BadInput, StorageError
-from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net, dumps, load, read
+from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net, Stream, dumps, load, read
 from fewlabel.federation import Setting
 from fewlabel.learn.loop import Local
 from fewlabel.methods import METHODS
@@ -84,6 +86,57 @@ def test_all_labels_is_fedavg_with_every_label_wherever_they_were(labels):
     for found in (Experiment(method="all-labels", labels=labels), read({"method": "all-labels", "labels": table})):
         assert (found.name, found.method) == ("all-labels", FedAvg())
         assert (found.labels.at, found.labels.fraction, found.labels.per_class) == ("every-client", 1.0, None)
+
+
+def test_where_shares_are_left_out_a_row_with_every_label_has_the_same_clients():
+    for at, then in (("some-clients", "some-clients+every-client"), ("server", "every-client")):
+        labels = Labels(at, unlabeled_clients=5)
+        table = {"method": "all-labels", "labels": {"at": at, "unlabeled_clients": 5}}
+        for found in (Experiment(method="all-labels", labels=labels), read(table)):
+            assert found.labels == Labels(then, fraction=1.0, unlabeled_clients=5)
+            y, clients = np.arange(300) % 3, Clients()
+            assert deal(y, clients, found.labels, 0).clients == deal(y, clients, labels, 0).clients
+
+
+@pytest.mark.parametrize("data", ["unlabeled", "labeled"])
+@pytest.mark.parametrize("method", ["all-labels", "wfedavg"])
+def test_where_images_come_in_steps_a_row_with_every_label_streams_all_of_them(method, data):
+    table = {"method": method, "stream": {"data": data, "rounds": 2}}
+    for found in (Experiment(method=method, stream=Stream(data=data, rounds=2)), read(table)):
+        assert found.stream == Stream(data="all", rounds=2)
+    assert Experiment(method=method).stream is None is read({"method": method}).stream
+    assert Experiment(method="labels-only", stream=Stream()).stream.data == "unlabeled"
+
+
+UNUSED = {
+    "clients.shards=3": "clients.partition = 'shards'",
+    "clients.column=ward": "clients.partition = 'by-column'",
+    "clients.file=p.json": "clients.partition = 'file'",
+    "labels.per_class=5": "labels.at with every-client or server",
+    "labels.server_per_class=5": "labels.at with server",
+    "data.columns.label=dx": "data.name = 'csv' or 'dicom'",
+    "data.unreadable=skip": "data.name = 'folder' or 'csv' or 'npz' or 'dicom'",
+}
+
+
+@pytest.mark.parametrize("change", UNUSED)
+def test_a_setting_that_would_change_nothing_is_refused(change):
+    key = change.partition("=")[0].removesuffix(".label")
+    with pytest.raises(BadInput, match=f"^{key} is for {UNUSED[change]} and would change nothing here; leave it out$"):
+        read({}, [change])
+
+
+@pytest.mark.parametrize("change", ["labels.clients=2", "labels.which=rule", "labels.ids=[3]"])
+def test_with_labels_at_the_server_alone_no_client_is_chosen_to_have_all(change):
+    with pytest.raises(BadInput, match=r"is for labels\.at with some-clients and would change nothing here"):
+        read({}, ["labels.at=server", change])
+    assert read({}, ["labels.at=some-clients+server", change])
+
+
+@pytest.mark.parametrize("base", [["labels.at=server", "labels.server_per_class=5"], ["labels.at=every-client+server"]])
+def test_a_row_with_every_label_resets_what_it_no_longer_needs(base):
+    found = read({}, [*base, "labels.per_class=3", "labels.unlabeled_clients=4", "method=all-labels"])
+    assert found.labels == Labels("every-client", fraction=1.0, unlabeled_clients=4)
 
 
 def test_a_row_takes_settings_and_a_name_of_its_own():
@@ -168,6 +221,7 @@ def test_a_setting_that_the_method_is_not_made_for_is_refused():
             {"clients": {"per_round": 3, "min_replies": 4}},
             "clients.min_replies is more than the clients that take part",
         ),
+        ({"labels": {"fraction": 0}}, "labels.fraction must be above 0 and at most 1, found 0"),
         ({"data": 3}, "data must be a table, found 3"),
     ],
 )
@@ -232,7 +286,7 @@ experiments = st.builds(
     clients=st.builds(
         Clients, count=st.integers(8, 100), alpha=positive, per_round=maybe_count, balanced=st.booleans()
     ),
-    labels=st.builds(Labels, clients=st.integers(1, 8), fraction=st.floats(0, 1), per_class=maybe_count),
+    labels=st.builds(Labels, clients=st.integers(1, 8), fraction=st.floats(0, 1, exclude_min=True)),
     evaluate=st.builds(Evaluate, every=count, local=st.booleans()),
 )
 
@@ -263,8 +317,12 @@ def test_the_resolved_file_names_every_setting_that_has_a_value(tmp_path):
         "name": "fedavg",
         "weights": "uniform",
         "proximal": 0.01,
-        "local": {"epochs": 5, "batch_size": 10, "lr": 0.03, "momentum": 0.9, "weight_decay": 5e-4, "clip": 5.0},
-    }
+        "unlabeled": "none", "weight_unlabeled": 1.0, "confidence": 0.75, "batch_unlabeled": 50, "sharing": True,
+        "local": {
+            "epochs": 5, "batch_size": 10, "lr": 0.03, "optimizer": "sgd", "momentum": 0.9, "second_momentum": 0.999,
+            "weight_decay": 5e-4, "clip": 5.0,
+        },
+    }  # fmt: skip
     assert table["clients"] == {
         "count": 10, "partition": "dirichlet", "alpha": 0.8, "balanced": True, "min_size": 10, "dropout": 0.0,
         "min_replies": 0,

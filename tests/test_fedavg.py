@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., 2017) and FedProx (Li et al., 2020), worked out by hand on softmax regression from zero."""
+"""FedAvg (McMahan et al., 2017) and FedProx (Li et al., 2020), alone and with FixMatch and UDA, worked out by hand."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -11,16 +11,21 @@ import torch
 from torch import nn
 
 from fewlabel import tree
+from fewlabel.cli import main
 from fewlabel.data.sets import Images, Labeled
 from fewlabel.federation import ClientInfo, Model, Reply, Site
+from fewlabel.learn.agreement import annealed, fixmatch, uda
 from fewlabel.learn.loop import Local
-from fewlabel.methods import METHODS
+from fewlabel.methods import METHODS, fedavg
 from fewlabel.methods.fedavg import FedAvg
+from fewlabel.results import Comparison, Result
 from fewlabel.rng import Rng
 from fewlabel.runs import execute, read_rounds
 from fewlabel.simulate import Simulation
 from fewlabel.tree import Tree
 from fewlabel.worker import Serial
+from tests.hand import Sites, weights
+from tests.hand import site as hand_site
 from tests.nets import linear
 
 PLAIN = Local(epochs=1, batch_size=10, lr=1.0, momentum=0.0, weight_decay=0.0, clip=None)
@@ -228,3 +233,236 @@ def test_training_learns(run_dir):
     accuracy = [line["test"]["accuracy"] for line in read_rounds(directory) if "test" in line]
     assert accuracy[-1] > accuracy[0] > 0.1
     assert accuracy[-1] > 0.6
+
+
+# FixMatch and UDA, by hand on a network that says (3/4, 1/4) of any image that it sees as 0; views are all alike
+
+LN3 = math.log(3)
+THREE_TO_ONE = Model(weights([0.0, 0.0], [LN3, 0.0]))
+FIXMATCH = FedAvg(local=PLAIN, unlabeled="fixmatch", confidence=0.7)
+UDA = FedAvg(local=PLAIN, unlabeled="uda")
+WEAK, STRONG = torch.tensor([[LN3, 0.0]]), torch.tensor([[math.log(6), 0.0]])  # (3/4, 1/4) and (6/7, 1/7)
+
+
+def sigmoid(z: float) -> float:
+    return 1 / (1 + math.exp(-z))
+
+
+def moved(model: Tree, before: Model = THREE_TO_ONE) -> float:
+    """How far the first bias went; the second goes as far the other way, and of images seen as 0 no weight goes."""
+    first, second = (model["1.bias"] - before.model["1.bias"]).tolist()
+    assert first == pytest.approx(-second, abs=1e-6)
+    assert not model["1.weight"].any()
+    return pytest.approx(first, abs=1e-6)
+
+
+class Few(Sites):
+    """Sites, and a server that may have labels."""
+
+    def __init__(self, *sites: Site[Any], labeled: Any = (), **more: Any) -> None:
+        super().__init__(*sites, **more)
+        self.server, self.trained = hand_site(-1, labeled), 0
+
+    def map(self, task: Any, items: Iterable[Any]) -> Iterator[Any]:
+        assert not self.sent  # the server is first
+        for item in items:
+            self.trained += 1
+            yield task(self.server, item)
+
+
+def test_fixmatchs_loss_is_of_sure_images_on_the_strong_view_in_the_mean_over_all():
+    logits, labels, sure = STRONG.expand(3, 2), torch.tensor([0, 1, 1]), torch.tensor([True, True, False])
+    assert fixmatch(logits, labels, sure).item() == pytest.approx((math.log(7 / 6) + math.log(7)) / 3)
+
+
+def test_fixmatch_at_a_client_adds_both_losses():
+    one = hand_site(0, [(0, 0)], [0, 0, 0])
+    # Both have the gradient (p - y) = (-1/4, 1/4), since the pseudo-label is 0.
+    assert moved(FIXMATCH.local_update(one, THREE_TO_ONE).model) == 1 / 4 + 1 / 4
+    assert moved(replace(FIXMATCH, weight_unlabeled=3.0).local_update(one, THREE_TO_ONE).model) == 1 / 4 + 3 / 4
+    assert moved(replace(FIXMATCH, confidence=0.8).local_update(one, THREE_TO_ONE).model) == 1 / 4
+
+
+def test_fixmatch_learns_at_clients_without_labels_from_sure_images_alone():
+    # Of x = 1 a weight of (-ln 3, 0) makes (1/2, 1/2), which is not sure.
+    received = Model(weights([-LN3, 0.0], [LN3, 0.0]))
+    one = hand_site(0, unlabeled=[0, 1])
+    found = FIXMATCH.local_update(one, received).model
+    assert (found["1.bias"] - received.model["1.bias"]).tolist() == pytest.approx([1 / 8, -1 / 8], abs=1e-6)
+    [(index, label, epoch)] = one.audited
+    assert (index.tolist(), label.tolist(), epoch) == ([0], [0], 1)
+
+
+def test_udas_loss_is_the_distance_from_the_weak_view_which_is_left_alone():
+    weak, strong = WEAK.clone().requires_grad_(), STRONG.clone().requires_grad_()
+    loss = uda(weak, strong)
+    assert loss.item() == pytest.approx(3 / 4 * math.log(3 / 4 / (6 / 7)) + 1 / 4 * math.log(1 / 4 / (1 / 7)))
+    loss.backward()
+    assert strong.grad.tolist()[0] == pytest.approx([6 / 7 - 3 / 4, 1 / 7 - 1 / 4])
+    assert weak.grad is None
+
+
+@pytest.mark.parametrize(
+    ("done", "kept"),
+    [
+        (0.0, [1]),  # the bound is (1 + e^-5) / 2
+        (1 - math.log(2) / 5 - 1e-3, [1]),  # just below (1 + 1/2) / 2, what the network says of its label
+        (1 - math.log(2) / 5 + 1e-3, [0, 1]),
+        (1.0, [0, 1]),
+    ],
+)
+def test_udas_annealing_leaves_out_what_is_learned_already_by_a_bound_that_grows_exponentially(done, kept):
+    losses = [math.log(4 / 3), math.log(4)]  # of labels 0 and 1
+    found = annealed(WEAK.expand(2, 2), torch.tensor([0, 1]), done)
+    assert found.item() == pytest.approx(sum(losses[label] for label in kept) / len(kept))
+
+
+def test_udas_annealing_begins_with_the_chance_of_a_guess():
+    # Of C classes the bound begins at e^-5 (1 - 1/C) + 1/C, so that with four 1/4 is open and 3/10 is not.
+    begin = math.exp(-5) * 3 / 4 + 1 / 4
+    assert 1 / 4 < begin < 3 / 10
+    said = torch.tensor([[1 / 4, 1 / 4, 1 / 4, 1 / 4], [3 / 10, 3 / 10, 2 / 10, 2 / 10]]).log()
+    assert annealed(said, torch.tensor([0, 0]), 0.0).item() == pytest.approx(math.log(4))
+    assert annealed(said[1:], torch.tensor([0]), 0.0).item() == 0  # a mean of nothing
+
+
+def test_uda_at_a_client():
+    # Views are alike, so that consistency has no gradient; the label 0 is learned too well for the beginning.
+    assert moved(UDA.local_update(hand_site(0, [(0, 0)], [0, 0]), THREE_TO_ONE).model) == 0
+    assert moved(UDA.local_update(hand_site(0, [(0, 1)], [0, 0]), THREE_TO_ONE).model) == -3 / 4
+    last = hand_site(0, [(0, 0)], [0, 0], round=100, rounds=100)
+    assert moved(UDA.local_update(last, THREE_TO_ONE).model) == 1 / 4  # the bound is (1 + e^-0.05) / 2
+
+
+def test_udas_annealing_counts_steps_over_all_rounds(monkeypatch):
+    seen = []
+    monkeypatch.setattr(fedavg, "annealed", lambda logits, y, done: seen.append(done) or logits.sum())
+    method = replace(UDA, local=replace(PLAIN, epochs=2))
+    for round in (1, 2, 3):
+        method.local_update(hand_site(0, [(0, 0)] * 3, [0] * 120, round=round, rounds=3), THREE_TO_ONE)
+    # 120 images are three batches of 50; two epochs are six steps a round, and three rounds eighteen.
+    assert seen == pytest.approx([t / 18 for t in range(18)])
+
+
+def test_audits_are_by_epoch():
+    one = hand_site(0, unlabeled=[0] * 70)
+    replace(FIXMATCH, local=replace(PLAIN, epochs=2)).local_update(one, THREE_TO_ONE)
+    assert [(len(index), epoch) for index, _, epoch in one.audited] == [(50, 1), (20, 1), (50, 2), (20, 2)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "mean"),
+    [
+        ({}, (2 * 1 / 2 + 3 * 1 / 4) / 5),  # by all of their images, labeled or not
+        ({"weights": "uniform"}, (1 / 2 + 1 / 4) / 2),
+    ],
+)
+def test_with_unlabeled_images_all_clients_take_part_and_count_by_all_of_their_images(settings, mean):
+    fed = Few(hand_site(0, [(0, 0)], [0]), hand_site(1, unlabeled=[0, 0, 0]))
+    assert moved(replace(FIXMATCH, **settings).round(THREE_TO_ONE, fed).model) == mean
+    assert sorted(client for client, _ in fed.sent) == [0, 1]
+    assert fed.trained == 0
+
+
+def test_fedprox_pulls_unlabeled_steps_too():
+    one = hand_site(0, unlabeled=[0, 0])
+    method = replace(FIXMATCH, proximal=0.5, local=replace(PLAIN, epochs=2))
+    first = 1 / 4
+    second = first + (1 - sigmoid(LN3 + 2 * first)) - 0.5 * first
+    assert moved(method.local_update(one, THREE_TO_ONE).model) == second
+
+
+def test_where_the_server_has_the_labels_it_trains_first_and_clients_go_on_with_unlabeled_images():
+    fed = Few(hand_site(0, unlabeled=[0, 0]), labeled=[(0, 0), (0, 0)])
+    state = FIXMATCH.round(THREE_TO_ONE, fed)
+    assert fed.trained == 1
+    [(_, sent)] = fed.sent
+    assert moved(sent.model) == 1 / 4
+    assert moved(state.model) == 1 / 4 + 1 - sigmoid(LN3 + 1 / 2)
+
+
+# Local-*: nothing is shared
+
+
+def test_each_client_goes_on_from_its_own_model_of_the_round_before():
+    fed = Few(hand_site(0, [(0, 0)]), hand_site(1, [(0, 1)]))
+    method, start = FedAvg(local=PLAIN, sharing=False), Model(weights([0.0, 0.0]))
+    state = method.round(start, fed)
+    assert [one.scored[0]["1.bias"].tolist() for one in fed.sites.values()] == [[0.5, -0.5], [-0.5, 0.5]]
+    again = method.round(state, fed)
+    second = 1 / 2 + 1 - sigmoid(1.0)
+    for one, sign in zip(fed.sites.values(), (1, -1), strict=True):
+        assert one.scored[0]["1.bias"].tolist() == pytest.approx([sign * second, -sign * second])
+        assert torch.equal(one.state.model["1.bias"], one.scored[0]["1.bias"])
+    assert again.model is state.model is start.model
+    assert method.model(again) is None
+
+
+def test_local_fixmatch_goes_on_from_its_own_model_too():
+    fed = Few(hand_site(0, [(0, 0)], [0, 0]))
+    method = replace(FIXMATCH, sharing=False)
+    method.round(method.round(THREE_TO_ONE, fed), fed)
+    first = 1 / 2
+    assert moved(fed.sites[0].state.model) == first + 2 * (1 - sigmoid(LN3 + 2 * first))
+
+
+@pytest.fixture(scope="module")
+def alone(small_run):
+    directory = small_run(
+        "method=local-fixmatch",
+        "model=tests.nets:tiny",
+        "labels.at=every-client",
+        "labels.per_class=4",
+        "method.local.lr=0.05",
+        "rounds=4",
+        "evaluate.local=true",
+        "clients.count=3",
+    )
+    execute(directory, workers=1)
+    return directory
+
+
+def test_who_trains_alone_sends_nothing_and_is_measured_where_it_is(alone):
+    lines = read_rounds(alone)
+    assert [(line["bytes_up"], line["asked"], line["replies"]) for line in lines] == [(0, 3, 0)] * 4
+    assert not any("test" in line for line in lines)
+    assert [line["round"] for line in lines if "local_accuracy" in line] == [2, 4]
+    assert lines[-1]["local_accuracy"] > 0.1
+    assert not (alone / "model.safetensors").exists()
+
+
+def test_results_without_a_shared_model_can_be_shown_and_compared(alone, small_run, capsys):
+    result = Result(alone)
+    accuracy = f"{100 * read_rounds(alone)[-1]['local_accuracy']:.1f}"
+    assert ("clients' own models: accuracy", accuracy) in result.table().rows
+    assert result.report().exists()
+    shared = small_run("model=tests.nets:tiny", "rounds=2")
+    execute(shared, workers=1)
+    both = Comparison([result, Result(shared)])
+    assert "local-fixmatch" in str(both)
+    assert both.report(alone / "both.html").exists()
+    assert main(["show", str(alone)]) == 0
+    assert accuracy in capsys.readouterr().out
+
+
+def test_run_and_compare_work_without_a_shared_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    few = ["model=tests.nets:tiny", "data.image_size=16", "rounds=1", "clients.count=3", "labels.at=every-client"]
+    few = [word for setting in few for word in ("--set", setting)]
+    assert main(["run", "--method", "local-sl", *few, "--workers", "1"]) == 0
+    assert main(["compare", "--methods", "local-sl", *few, "--workers", "1", "--out", "both"]) == 0
+    assert "local-sl" in capsys.readouterr().out
+
+
+# Rows of FedMatch's paper
+
+
+def test_fedmatchs_baselines_are_as_its_paper_has_them():
+    local = Local(epochs=1, batch_size=10, lr=1e-4, optimizer="sgd", momentum=0.9, weight_decay=0.0, clip=None)
+    sharing = {"fedavg": {}, "fedprox": {"proximal": 0.01, "weights": "uniform"}, "local": {"sharing": False}}
+    for name, settings in sharing.items():
+        for loss in ("fixmatch", "uda"):
+            assert METHODS[f"{name}-{loss}"] == FedAvg(
+                local=local, unlabeled=loss, weight_unlabeled=1.0, confidence=0.75, batch_unlabeled=50, **settings
+            )
+    assert METHODS["local-sl"] == FedAvg(local=local, sharing=False)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fewlabel import tree, wire
-from fewlabel.data.sets import cut
+from fewlabel.data.sets import Images, Unlabeled, cut
 from fewlabel.errors import BadInput
 from fewlabel.federation import (
     SOME_CLIENTS,
@@ -323,6 +323,17 @@ def test_missing_parameters_are_never_another_clients_leftovers(buffers):
         site_with(buffers).load(partial)
 
 
+def test_a_site_of_local_statistics_begins_with_those_of_its_own_images():
+    def begun(buffers: str) -> Tree:
+        images = Images(torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8, generator=Rng(1).torch), (0.5,), (0.5,))
+        site = site_with(buffers)
+        site.unlabeled = Unlabeled(images, torch.arange(40), Rng(2).torch)
+        return tree.statistics(tree.of(site.load(tree.parameters(NETWORK))))
+
+    assert (begun("local")["1.running_var"] != 1).all()
+    assert (begun("recomputed")["1.running_var"] == 1).all()  # where the server has them, it sends them
+
+
 def test_local_statistics_stay_at_the_site():
     site = site_with("local", tree.statistics(filled(5)))
     site.load(filled(2))
@@ -508,6 +519,6 @@ def test_under_the_local_policy_a_client_keeps_its_statistics_from_round_to_roun
     kept = sorted((directory / "clients" / "0").iterdir())[-1].read_bytes()
     Stored = make_dataclass("Stored", [("state", type(None)), ("statistics", Tree | None)], frozen=True)  # noqa: N806
     statistics = wire.unpack(Stored, kept).statistics
-    # One more batch for each step that the client ever made: 3 rounds of one epoch in batches of 32.
-    steps = 3 * len(torch.split(torch.arange(images), 32)) - 3 * (images % 32 == 1)
+    # One for the statistics to begin with, and one more for each step: 3 rounds of one epoch in batches of 32.
+    steps = 1 + 3 * len(torch.split(torch.arange(images), 32)) - 3 * (images % 32 == 1)
     assert statistics["1.num_batches_tracked"] == steps

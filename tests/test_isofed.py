@@ -107,6 +107,7 @@ UNLABELED = {"unlabeled": [1, -1]}
         (FULL, LABELED, GROWN + 1 - sigmoid(ADAPTED)),
         (BARE, UNLABELED, pull(math.log(3), math.log(3))),
         (FULL, UNLABELED, GROWN + pull(ADAPTED, ADAPTED)),
+        (replace(FULL, student_from="received"), LABELED, GROWN + 1 - sigmoid(ADAPTED)),  # which has no teacher
         (replace(FULL, student_from="received"), UNLABELED, pull(math.log(3), ADAPTED)),
         (replace(BARE, student_from="received"), UNLABELED, pull(math.log(3), math.log(3))),
     ],

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fewlabel.data import own, pictures
+from fewlabel.data import own, partition, pictures
 from fewlabel.data.check import check
 from fewlabel.data.own import find, fingerprint, parts
 from fewlabel.data.pictures import Unreadable
-from fewlabel.data.splits import sides
+from fewlabel.data.splits import sides, unlabeled_aside
 from fewlabel.errors import BadInput
+from fewlabel.experiment import read
+from fewlabel.rng import Rng
+from fewlabel.worker import dataset_of
 
 GREY = np.array([[0, 50, 100], [150, 200, 250]], np.uint8)
 COLOUR = np.stack([GREY, 255 - GREY, GREY // 2], axis=2)
@@ -440,6 +443,38 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
     assert "of which --column image=… may name one" in refused(lambda: find("csv", path, by="--column "))
     assert "no column 'site' for the client" in refused(lambda: find("csv", path, {"image": "Bild", "client": "site"}))
     assert "no data.columns.lable" in refused(lambda: find("csv", path, {"image": "Bild", "lable": "Befund"}))
+
+
+def test_clients_may_be_of_any_column_of_a_table(tmp_path: Path) -> None:
+    rows = [f"{n}.png,{'ab'[n % 2]},{'pq'[n // 20]},h{n % 4},{'train' if n < 30 else 'test'}" for n in range(40)]
+    for number in range(40):
+        grey(tmp_path / f"{number}.png", number)
+    path = write_csv(tmp_path / "t.csv", "image,label,client,Haus,split", rows)
+
+    def dealt(*changes: str) -> list[list[int]]:
+        told = [f"data.path={path}", "data=csv", "clients.partition=by-column", "clients.min_size=1", *changes]
+        experiment = read({}, told)
+        dataset = dataset_of(experiment)
+        return [sorted(share.images.tolist()) for share in partition.of(dataset, experiment).shares]
+
+    assert [len(share) for share in dealt("clients.count=2")] == [20, 10]
+    assert dealt("clients.count=4", "clients.column=Haus") == [list(range(first, 30, 4)) for first in range(4)]
+    assert "no column 'ward' for the client; there are image, label, client, Haus" in refused(
+        lambda: dealt("clients.count=4", "clients.column=ward")
+    )
+
+
+def test_whole_numbers_of_more_than_eight_bits_become_white_at_all_bits_that_they_need() -> None:
+    assert pictures.span([pictures.Header(False, (0.0, 3000.0)), pictures.Header(False)]) == (0.0, 4095.0)
+    assert pictures.span([pictures.Header(False, (0.0, 4096.0))]) == (0.0, 8191.0)
+
+
+def test_an_image_without_a_label_is_left_out_if_its_patient_is_not_trained_on() -> None:
+    # Ten patients, each with an image that has a label and one that has none.
+    group, known = np.arange(10).repeat(2), np.arange(20) % 2 == 0
+    side = unlabeled_aside(group, known, (70, 10, 20), Rng(0))
+    assert Counter(side[known]) == {"train": 7, "validation": 1, "test": 2}
+    assert [str(name) for name in side[~known]] == ["train" if name == "train" else "" for name in side[known]]
 
 
 def test_mistakes_in_tables_are_told(tmp_path: Path) -> None:

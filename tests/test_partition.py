@@ -273,6 +273,44 @@ def test_a_column_that_cannot_be_used_is_refused_in_a_sentence(columns, settings
         partitions.of(dataset(np.arange(6) % 2, columns), Experiment(clients=clients))
 
 
+def test_clients_of_a_column_come_in_their_natural_order_and_minus_one_is_nobodys():
+    experiment = Experiment(clients=Clients(count=4, partition="by-column", min_size=1))
+    for names in (["h10", "h2", "", "h1", "h0"], [10, 2, -1, 1, 0], ["10", "2", "-1", "1", "0"]):
+        found = partitions.of(dataset(np.arange(5) % 2, np.array(names)), experiment)
+        assert [share.images.tolist() for share in found.shares] == [[4], [3], [1], [0]]
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_where_the_server_takes_all_named_labels_the_rest_is_dealt_to_all_alike(kind):
+    y = np.repeat([0, 1, -1], [5, 5, 40])
+    found = deal(y, Clients(count=4, partition=kind), Labels("server", per_class=5), 0)
+    assert found.server.tolist() == list(range(10))
+    assert [len(share) for share in found.shares] == [10] * 4
+
+
+def test_a_client_is_large_enough_with_its_images_of_no_known_class():
+    y = np.repeat([0, 1, -1], [4, 4, 40])
+    found = deal(
+        y, Clients(count=4, min_size=10), Labels(), 0
+    )  # ten unnamed images each; of the eight others none must
+    assert min(map(len, found.shares)) >= 10
+    with pytest.raises(BadInput, match="4 clients of at least 13 images need more"):
+        deal(y, Clients(count=4, min_size=13), Labels(), 0)
+
+
+def test_dirichlet_draws_again_only_below_the_smallest_size():
+    # One class for two clients: the first draw of [1/2, 1/2] gives each five of ten images, which is enough.
+    class Draw:
+        def permutation(self, index: np.ndarray) -> np.ndarray:
+            return index
+
+        def dirichlet(self, alpha: np.ndarray) -> np.ndarray:
+            return np.array([0.5, 0.5])
+
+    clients = Clients(count=2, min_size=5)
+    assert [len(part) for part in dirichlet(np.zeros(10, int), clients, SimpleNamespace(numpy=Draw()))] == [5, 5]
+
+
 def saved(path: Path, **settings: object) -> Partition:
     partition = partitions.of(dataset(Y), Experiment(clients=Clients(count=6), **settings))
     partition.save(path, Y, tuple("0123456789"))
@@ -303,7 +341,7 @@ def test_a_saved_partition_takes_other_labels_and_other_left_out_shares(tmp_path
     assert set(at_server.server) <= {i for share in before.shares for i in share.images}
     assert len(every(at_server)) == len(np.unique(every(at_server))) == len(every(before))
     with pytest.raises(BadInput, match="more than those who hold images: nobody"):
-        partitions.of(dataset(Y), Experiment(clients=file, labels=Labels("server", per_class=1000, which="rule")))
+        partitions.of(dataset(Y), Experiment(clients=file, labels=Labels("server", per_class=1000)))
     for labels in (Labels(ids=(5,)), Labels(clients=5), Labels(unlabeled_clients=4)):
         with pytest.raises(BadInput, match="ask for more than those who hold images: 0, 1, 2, 3"):
             partitions.of(dataset(Y), Experiment(clients=file, labels=labels))
@@ -414,8 +452,13 @@ def test_shares_may_be_left_out(which):
             assert np.array_equal(found.shares[client].labeled, whole.shares[client].labeled)
             assert np.array_equal(found.shares[client].unlabeled, whole.shares[client].unlabeled)
         assert sum(len(found.shares[client].labeled) > 0 for client in found.clients) == 2
-        ceiling = deal(Y, Clients(), replace(labels, at="every-client", fraction=1.0), 0)
+        ceiling = deal(Y, Clients(), replace(labels, at="some-clients+every-client", fraction=1.0), 0)
         assert ceiling.clients == found.clients
+
+
+@pytest.mark.parametrize("at", ["server", "every-client"])
+def test_where_none_is_fully_labeled_so_many_clients_take_part_as_are_said(at):
+    assert len(deal(Y, Clients(), Labels(at, unlabeled_clients=5), 0).clients) == 5
 
 
 @pytest.mark.parametrize(
@@ -485,7 +528,8 @@ def test_a_share_of_the_labels_validates_at_the_server_where_no_split_is_publish
     for share, whole in zip(found.shares, before.shares, strict=True):
         assert np.array_equal(share.unlabeled, whole.unlabeled)
         assert set(share.labeled) == set(whole.labeled) - set(found.validation)
-    assert deal(Y, Clients(), Labels(clients=3, validation=0.1), 0, published=True).checksum == before.checksum
+    with pytest.raises(BadInput, match=r"labels\.validation is for data without a validation split"):
+        deal(Y, Clients(), Labels(clients=3, validation=0.1), 0, published=True)
 
 
 def test_every_site_keeps_two_labels_and_a_validation_of_none_is_refused():
@@ -541,6 +585,13 @@ def test_a_stream_is_of_what_it_is_said_to_be(data, labeled, unlabeled):
     found = share.at(1, Stream(5, 1, data=data))
     assert (len(found.labeled), len(found.unlabeled)) == (labeled, unlabeled)
     assert share.at(1, None) is share
+
+
+def test_each_step_of_a_stream_needs_two_images_of_each_client():
+    clients = Clients(count=4, partition="iid", min_size=1)
+    assert deal(np.zeros(40, int), clients, Labels(), 0, Stream(steps=5, data="all"))  # ten images each
+    with pytest.raises(BadInput, match="client 3 has 9 unlabeled images, fewer than two for each of 5 steps; lower"):
+        deal(np.zeros(39, int), clients, Labels(), 0, Stream(steps=5, data="all"))
 
 
 def test_a_stream_deals_the_same_images_in_their_random_order():
@@ -621,6 +672,46 @@ def test_a_partition_that_was_tampered_with_is_refused(tmp_path, damage, sentenc
     damage(table)
     path.write_text(json.dumps(table))
     with pytest.raises(StorageError, match=sentence):
+        Partition.load(path)
+
+
+NONE = np.array([], np.int64)
+
+
+@pytest.mark.parametrize(
+    ("clients", "more", "sentence"),
+    [
+        (([1, 2], [2, 3]), {}, "puts image 2 in several places; leave each image in one"),
+        (([1, 2], [3]), {"server": np.array([3])}, "puts image 3 in several places"),
+        (([1, 2], [3]), {"validation": np.array([1])}, "puts image 1 in several places"),
+        (([1, -1], [3]), {}, "holds image -1, and images count from 0"),
+        (([1, 2], [3]), {"noise": np.array([[-2], [0]])}, "holds image -2, and images count from 0"),
+    ],
+)
+def test_a_partition_made_by_hand_must_put_each_image_in_one_place(tmp_path, clients, more, sentence):
+    shares = tuple(Share(np.array(images), NONE) for images in clients)
+    Partition(**{"shares": shares, "server": NONE, **more}).save(tmp_path / "p.json", Y, tuple("0123456789"))
+    with pytest.raises(StorageError, match=sentence):
+        Partition.load(tmp_path / "p.json")
+
+
+def test_a_partition_made_by_hand_must_hold_images_that_there_are(tmp_path):
+    made = Partition((Share(np.arange(20), np.array([10**6])),), NONE, "d1")
+    made.save(tmp_path / "p.json", np.zeros(10**6 + 1, int), tuple("0123456789"))
+    file = Clients(count=1, partition="file", file=str(tmp_path / "p.json"))
+    with pytest.raises(BadInput, match="holds image 1000000, but 'mine' has 1200 to train on, from 0"):
+        partitions.of(dataset(Y), Experiment(clients=file))
+
+
+def test_a_partition_lists_its_clients_in_their_order_and_its_checksum_sees_of_which_data_it_is(tmp_path):
+    path = tmp_path / "p.json"
+    saved(path)
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps(whole | {"clients": whole["clients"][::-1]}))
+    with pytest.raises(StorageError, match="can be read: client 5 stands in the place of client 0"):
+        Partition.load(path)
+    path.write_text(json.dumps(whole | {"data": "d2"}))
+    with pytest.raises(StorageError, match="was changed: its checksum does not match"):
         Partition.load(path)
 
 

@@ -491,6 +491,40 @@ def test_a_flipped_byte_in_a_slice_or_its_table_is_found_and_the_file_is_named(d
     assert datasets.load("rsna-ich", 4).digest == before.digest
 
 
+def test_a_jpeg_is_decoded_at_no_less_than_the_size_that_is_wanted(tmp_path):
+    board = np.indices((16, 16)).sum(0) % 2 * 255  # black and white fields of 4x4, of which a half-sized one has greys
+    image = Image.fromarray(board.astype(np.uint8).repeat(4, 0).repeat(4, 1))
+    image.save(tmp_path / "board.jpg", quality=95)
+    seen = published.Store(tmp_path).image("board", 16)
+    assert abs(seen.astype(int) - board).max() < 110
+
+
+def test_of_slices_only_those_that_are_kept_and_their_table_are_recorded_and_compared(data, monkeypatch):
+    slices = make_rsna(data)
+    before = datasets.load("rsna-ich", 4)
+    recorded = {Path(path).stem for path in json.loads(files.record("rsna-ich").read_text())["files"]}
+    kept = {slice_id(number) for number in range(SLICES) if number % 7 < 5}  # the other kinds are of none, and of two
+    assert recorded == {"stage_2_train", *kept}
+    (slices / f"{slice_id(5)}.dcm").write_bytes(b"whatever")
+    (slices / "more.dcm").touch()
+    monkeypatch.setattr(files, "md5_of", lambda path: pytest.fail(f"{path} is hashed"))
+    assert datasets.load("rsna-ich", 4).digest == before.digest
+
+
+def test_a_table_without_a_published_checksum_may_not_become_longer_either(data):
+    make_isic(data, "ham-zip")
+    before = datasets.load("isic2018", 8)
+    path = data / "HAM10000_metadata.csv"
+    whole = path.read_text()
+    path.write_text(whole.replace(",nv,", ",mel,"))
+    with pytest.raises(
+        BadInput, match=r"HAM10000_metadata.csv was changed: .* restore it, or delete .*isic2018.json if the change"
+    ):
+        datasets.load("isic2018", 8)
+    path.write_text(whole)
+    assert datasets.load("isic2018", 8).digest == before.digest
+
+
 def test_a_set_without_a_published_checksum_is_recorded_with_its_counts_once_it_was_read_whole(data):
     make_isic(data, "ham-zip")
     whole = (data / "HAM10000_metadata.csv").read_text()

@@ -5,6 +5,7 @@ import json
 import os
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,8 @@ from fewlabel import reproduce
 from fewlabel.cli import main
 from fewlabel.data import datasets, files
 from fewlabel.errors import BadInput
-from fewlabel.experiment import Experiment, load
+from fewlabel.experiment import Experiment, Stream, load
+from fewlabel.learn.loop import Local
 from fewlabel.methods import METHODS
 from fewlabel.methods.cbafed import CBAFed
 from fewlabel.methods.fedavg import FedAvg
@@ -65,7 +67,7 @@ def experiment(name: str) -> Experiment:
 # What the files say
 
 
-def test_every_table_and_figure_of_the_four_papers_is_there():
+def test_every_table_and_figure_of_the_papers_is_there():
     assert set(tables()) == {
         *(f"rscfed-table{n}" for n in range(1, 8)),
         "rscfed-fig2",
@@ -74,6 +76,9 @@ def test_every_table_and_figure_of_the_four_papers_is_there():
         "fedirm-table1",
         "fedirm-fig2b",
         "fedirm-fig2c",
+        "fedmatch-table1",
+        "fedmatch-table2",
+        *(f"fedmatch-fig{n}" for n in ("5b", "7", "8")),
         "isofed-table1",
         "isofed-table2",
     }
@@ -270,6 +275,45 @@ def test_isofed():
     assert groups_of("isofed-table1/blood-rscfed-l1u3-g08") == [(3, 2)]
 
 
+def test_fedmatch():
+    sgd = Local(epochs=1, batch_size=10, lr=1e-4, momentum=0.9, weight_decay=0.0, clip=None)
+    for row in select("fedmatch-*"):
+        e = row.experiment()
+        assert (e.model.name, e.data.split, e.method.local) == ("fedmatch-net", "fedmatch", sgd)
+        assert (e.views.weak, e.views.strong) == ("flip-shift", "fedmatch")
+    for row in select("fedmatch-table1"):
+        e = row.experiment()
+        assert (e.data.name, e.data.image_size, e.data.channels, e.rounds) == ("fashion-mnist", 32, 3, 100)
+        assert (e.clients.count, e.clients.per_round, e.evaluate.local) == (10, None, True)
+        data = "all" if row.name.endswith("-sl") else "unlabeled"
+        assert e.stream == Stream(steps=10, rounds=10, mode="replace", data=data)
+    standard = {row.experiment().labels for row in select("fedmatch-table1/standard-*[!s][!l]")}
+    assert {(one.at, one.per_class) for one in standard} == {("every-client", 5)}
+    disjoint = {row.experiment().labels for row in select("fedmatch-table1/disjoint-*[!s][!l]")}
+    assert {(one.at, one.per_class) for one in disjoint} == {("server", 50)}
+    for row in (*select("fedmatch-table2"), *select("fedmatch-fig*")):
+        e = row.experiment()
+        assert (e.data.name, e.rounds, e.clients.count, e.stream) == ("cifar10", 200, 100, None)
+        assert e.clients.per_round == (10 if row.name.startswith("f010") else 5)
+    assert experiment("fedmatch-table1/standard-fedmatch-dense").method == METHODS["fedmatch"]
+    assert experiment("fedmatch-table1/disjoint-fedmatch-sparse").method == METHODS["fedmatch-sparse"]
+    assert experiment("fedmatch-table2/f005-fedprox-uda").method == METHODS["fedprox-uda"]
+    prox = experiment("fedmatch-table2/f005-fedprox-sl").method
+    assert (prox.weights, prox.proximal, prox.unlabeled) == ("uniform", 0.01, "none")
+
+
+def test_fedmatchs_figures():
+    whole = experiment("fedmatch-table2/f005-fedmatch-dense")
+    for figure in ("5b", "7", "8"):
+        assert replace(experiment(f"fedmatch-fig{figure}/fedmatch"), evaluate=whole.evaluate) == whole
+    assert experiment("fedmatch-fig5b/fedmatch-without-helpers").method == replace(whole.method, helpers=0)
+    _, sigma, psi, *_ = (row.experiment().method for row in select("fedmatch-fig7"))
+    assert sigma == replace(whole.method, use_sigma=False)
+    assert psi == replace(whole.method, use_psi=False, psi_start=0.0)
+    methods = [row.experiment().method for row in select("fedmatch-fig8/fedmatch*")]
+    assert [(m.weight_l1, m.zero_below) for m in methods] == [(0, 0), (1e-4, 1e-5), (1e-3, 1e-5), (1e-2, 1e-5)]
+
+
 # Every number of the papers
 
 PAPERS = SHARED / "paper-tables.csv"
@@ -285,6 +329,7 @@ NETS = {
     "ResNet18 (torchvision)": "resnet18",
     "ViT-Tiny": "vit-tiny",
     "DenseNet-121 (ImageNet)": "densenet121",
+    "AlexNet-like": "fedmatch-net",
 }
 NAMES = {
     "FedAvg (upper-bound)": "fedavg-upper", "FedAvg (lower-bound)": "fedavg-lower", "FedAvg+": "fedavg-plus",
@@ -300,13 +345,16 @@ METRICS = {
     "sensitivity": "binary_sensitivity",
     "specificity": "binary_specificity",
     "f1": "binary_f1",
+    "global_accuracy": "accuracy",
+    "c2s_cost_percent": "sent",
 }
 
 
 def where(line: dict[str, str]) -> str:
     """The row that a line of the file of all numbers belongs to."""
     table = f"{line['paper'].lower()}-{line['table'].lower().replace(' ', '')}"
-    method, setting, labeled = NAMES[line["method"]], line["setting"], line["labeled_clients"]
+    method = NAMES.get(line["method"], line["method"].lower())
+    setting, labeled = line["setting"], line["labeled_clients"]
     data = SHORT.get(DATA[line["dataset"]], DATA[line["dataset"]].removesuffix("mnist"))
     match table:
         case "rscfed-table3" if method == "fedirm":
@@ -319,6 +367,10 @@ def where(line: dict[str, str]) -> str:
             return f"{table}/rscfed-{setting[2]}x{setting[6]}"
         case "rscfed-table3" | "rscfed-table5" | "rscfed-table6" | "cbafed-table2" | "cbafed-table3":
             return f"{table}/{method}"
+        case "fedmatch-table1":
+            return f"{table}/{setting.split()[0]}-{method}"
+        case "fedmatch-table2":
+            return f"{table}/{'f010' if 'F=0.10' in setting else 'f005'}-{method}"
         case "fedirm-sec3.3text":
             return f"fedirm-fig2b/{labeled}-{method}"
         case "isofed-table1" | "isofed-table2":
@@ -332,7 +384,7 @@ def lines() -> list[dict[str, str]]:
     if not PAPERS.exists():
         pytest.skip("the papers' numbers are not there: ../shared/paper-tables.csv lies beside the repository")
     with PAPERS.open(newline="") as file:
-        return [line for line in csv.DictReader(file) if line["paper"] != "FedMatch"]
+        return list(csv.DictReader(file))
 
 
 def test_every_number_of_the_papers_is_in_its_row_and_no_other_number_is(lines: list[dict[str, str]]):
@@ -353,6 +405,12 @@ def test_a_number_stands_in_a_row_of_its_data_network_clients_and_labels(lines: 
         labeled, unlabeled = int(line["labeled_clients"]), int(line["unlabeled_clients"])
         assert e.data.name == DATA[line["dataset"]]
         assert e.model.name == NETS[line["backbone"]]
+        if line["paper"] == "FedMatch":
+            assert e.clients.partition == {"iid": "iid-per-class"}.get(line["gamma"], "fedmatch")
+            assert (labeled, unlabeled) == ((0, 10) if "server" in e.labels.at else (e.clients.count, 0))
+            full = (e.labels.fraction, e.labels.per_class) == (1.0, None)
+            assert full == ("full labels" in line["setting"]) == line["method"].endswith("-SL")
+            continue
         assert e.clients.partition == "iid" if line["gamma"] == "iid" else e.clients.alpha == float(line["gamma"])
         if e.labels.at == "every-client":
             assert (labeled, unlabeled) == (e.clients.count, 0)
@@ -454,6 +512,22 @@ def test_a_short_reproduction_from_end_to_end(fewlabel: Command, tmp_path: Path)
     assert second["ours"]["accuracy"]["std"] is not None
 
 
+def test_what_clients_sent_and_their_own_accuracy_stand_beside_fedmatchs(fewlabel: Command):
+    words = [*DIGITS, "--rounds", "2", "--set", "clients.count=4", "--set", "stream.steps=2", "--format", "json"]
+    rows = json.loads(fewlabel("fedmatch-table1/*-fedmatch-dense", *words).out)["rows"]
+    rows += json.loads(fewlabel("fedmatch-table1/standard-*-fixmatch", *words).out)["rows"]
+    ours = {row["row"]: {key: value and value["mean"] for key, value in row["ours"].items()} for row in rows}
+    both, psi = ours["standard-fedmatch-dense"], ours["disjoint-fedmatch-dense"]
+    assert 100 < both["sent"] < 200  # of sigma what has no gradient stays as it was, and is not sent
+    assert both["sent"] < both["bytes_sent"] < both["sent"] + 4  # and a bitmap of a thirty-second
+    assert psi["sent"] == pytest.approx(100)
+    assert 99 < psi["bytes_sent"] < 100  # the names of a model's entries are saved
+    assert ours["standard-fedavg-fixmatch"]["sent"] == ours["standard-fedavg-fixmatch"]["bytes_sent"] == 100
+    assert all(0 < row["local_accuracy"] < 100 for row in ours.values())
+    assert ours["standard-local-fixmatch"].keys() == {"local_accuracy"}
+    assert rows[0]["paper"]["sent"] == {"mean": 177.0, "std": None}
+
+
 def test_rows_that_cannot_run_do_not_hide_the_others(fewlabel: Command):
     found = fewlabel("cbafed-table1/svhn-fed*", *DIGITS, "--rounds", "1", "--format", "json")
     rows = {row["row"]: row for row in json.loads(found.out)["rows"]}
@@ -500,3 +574,45 @@ def test_a_real_row_runs_beside_one_whose_data_are_missing(fewlabel: Command):
     assert found.code == 0, found.err
     assert 0 < there["ours"]["accuracy"]["mean"] < 100
     assert "fewlabel data get organamnist" in missing["not_run"]
+
+
+OWN = """
+paper = "ours"
+title = "a table of one's own"
+
+[experiment]
+rounds = 2
+data = { name = "digits", image_size = 16 }
+method.local.epochs = 1
+
+[rows]
+floor = { method.name = "labels-only" }
+prox = { method.name = "fedprox", paper = { accuracy = 12.5 } }
+"""
+
+
+def test_a_table_of_ones_own_is_a_file_of_the_same_form(fewlabel: Command, tmp_path: Path, monkeypatch):
+    known = dict(tables())
+    monkeypatch.setattr(reproduce, "tables", lambda: known)
+    (tmp_path / "own.toml").write_text(OWN)
+    found = fewlabel("own.toml", "--workers", "1", "--format", "json")
+    floor, prox = json.loads(found.out)["rows"]
+    assert found.code == 0
+    assert [(row["table"], row["row"]) for row in (floor, prox)] == [("own", "floor"), ("own", "prox")]
+    assert [row.name for row in select("own.toml/p*")] == ["prox"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "No such file"), ("rows =", "Invalid value"), ("", "'experiment'")]
+)
+def test_a_file_that_is_no_table_is_refused_in_one_sentence(fewlabel: Command, tmp_path: Path, content, says):
+    if content is not None:
+        (tmp_path / "own.toml").write_text(content)
+    found = fewlabel("own.toml")
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert says in found.err
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "experiments" / "results").glob("*.toml")))
+def test_every_row_of_our_own_results_is_a_valid_experiment(path: Path):
+    assert [row.experiment() for row in reproduce.read_table(path).rows]

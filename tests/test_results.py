@@ -8,11 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fewlabel.errors import BadInput, StorageError
 from fewlabel.experiment import Clients, Experiment, Labels, dumps
-from fewlabel.results import METRICS, Comparison, Result, Spread, Table, labels, megabytes, seconds
+from fewlabel.results import METRICS, Comparison, Result, Spread, Table, found_in, labels, megabytes, seconds
 from fewlabel.runs import execute, prepare
 
 EXPERIMENT = Experiment(method="fedprox", rounds=2, clients=Clients(count=8))
@@ -104,7 +105,7 @@ def test_metrics_are_of_the_last_and_of_the_chosen_round_and_costs_up_to_it(made
         "last round (3)": "40.0",
         "chosen on validation (1)": "50.0",
     }
-    assert table.rows[-9:] == (
+    assert table.rows[-11:] == (
         ("recall of a", "20.0", "25.0"),
         ("recall of b", "20.0", "25.0"),
         ("pseudo-labels: coverage", "25.0", "–"),
@@ -113,6 +114,8 @@ def test_metrics_are_of_the_last_and_of_the_chosen_round_and_costs_up_to_it(made
         ("sent to clients, MB", "1.5", "0.5"),
         ("both, % of FedAvg", "50", "50"),
         ("replies", "9 of 12", "3 of 4"),
+        ("images trained on, labeled", "0", "0"),
+        ("images trained on, unlabeled", "0", "0"),
         ("seconds", "6.0", "2.0"),
     )
 
@@ -401,3 +404,34 @@ def test_drawing_leaves_pyplot_and_importing_leaves_torch_alone() -> None:
     code = "import sys; from fewlabel.report import empty_plot, svg; svg(empty_plot('')[0]);"
     code += "print('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_directory_of_runs_is_shown_side_by_side_and_that_of_one_run_alone(real: list[Result]) -> None:
+    assert isinstance(found_in(real[0].directory), Result)
+    together = found_in(real[0].directory.parent)
+    assert isinstance(together, Comparison)
+    assert {result.directory for row in together.rows for result in row.results} <= set(
+        real[0].directory.parent.iterdir()
+    )
+
+
+def test_the_images_trained_on_are_counted(real: list[Result]) -> None:
+    for result in real:
+        spent = result.spent()
+        assert spent["images_labeled"] == sum(line["images_labeled"] for line in result.rounds) > 0
+        assert f"{spent['images_labeled']:,}" in str(result.table())
+    assert "labeled + unlabeled, in thousands" in str(Comparison(real).table())
+
+
+def test_relations_are_drawn_where_there_are_some_and_refused_elsewhere(real: list[Result], tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="has no relations among classes"):
+        real[0].plot_relations()
+    line = {"round": 3, "relation": [[0.9, 0.1], [None, None]], "shown": {"relation": [[0.6, 0.4], [0.2, 0.8]]}}
+    run = Result(real[0].directory)
+    run.rounds = [*run.rounds[:-1], run.rounds[-1] | line]
+    figure = run.plot_relations(tmp_path / "relations.png")
+    shown = [axes.images[0].get_array() for axes in figure.axes[:3]]
+    assert shown[2][0].tolist() == pytest.approx([0.3, 0.3])
+    assert shown[2].mask[1].all() or np.isnan(shown[2][1]).all()
+    assert (tmp_path / "relations.png").stat().st_size > 1000
+    assert "Relations among classes" in run.report(tmp_path / "page.html").read_text()

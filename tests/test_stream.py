@@ -1,5 +1,6 @@
 """Sites must have what was dealt out: in each round of a stream, without left-out shares, with the noise asked for."""
 
+import json
 import shutil
 import signal
 from dataclasses import replace
@@ -85,6 +86,8 @@ def test_hidden_labels_reach_nothing_but_the_audit(stream, setting, undisturbed,
     labels = np.load(path)
     labels[index] = (labels[index] + 1) % 10
     np.save(path, labels)
+    undisturbed(stream, setting)  # while its labels are the right ones
+    datasets.seal(path.parent, json.loads((path.parent / "about.json").read_text()))  # or it would be decoded anew
     monkeypatch.setenv("XDG_CACHE_HOME", str(elsewhere))
     execute(directory, executor=Serial())
     assert weights(directory) == weights(undisturbed(stream, setting))
@@ -193,5 +196,5 @@ def test_labels_validate_where_no_split_is_published(run_dir):
     assert summary(directory)["chosen_on_validation"] is not None
     plain = run_dir(*changes)
     assert Simulation(plain, Serial()).server.validation is None
-    published = Simulation(run_dir("labels.validation=0.1"), Serial())  # digits have 300
+    published = Simulation(run_dir(), Serial())  # digits have 300
     assert (len(published.server.validation), len(published.world.partition.validation)) == (300, 0)

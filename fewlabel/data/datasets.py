@@ -1,9 +1,13 @@
 """Data sets by name, decoded once to uint8 arrays on disk that all processes map into memory."""
 
+import filecmp
 import hashlib
 import importlib
 import json
+import os
+import platform
 import shlex
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -29,6 +33,7 @@ from fewlabel.errors import BadInput, FewLabelError, StorageError
 __all__ = ["DATASETS", "Dataset", "Part", "Raw", "Split", "load"]
 
 FORMAT = 2  # of the decoded arrays; a change here decodes anew
+ASIDE = f".decoding-{platform.node()}-"  # where they are written, with the number of the process that does so
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,8 @@ def load(
 
     `package.module:callable` names such a function, which returns a Raw. Published files that were touched since they
     were last read are checked again, and others than those that were decoded are decoded anew. Images of one's own lie
-    at `path`; they too are decoded anew when they have changed.
+    at `path`; they too are decoded anew when they have changed. So is everything whose decoded arrays are not as they
+    were written, by their sizes and times, and where it is `fresh` by all but the bytes of images.
     """
     drawn = split != "published" or split_seed
     how = [f"{channels}ch"] * (channels is not None) + [f"{split}-{split_seed}"] * bool(drawn)
@@ -107,28 +113,43 @@ def load(
         which = [name.replace(":", "-"), f"{image_size}px", *how, *([files.fingerprint(sums)] if sums else [])]
         return cache_folder() / "-".join([*which, f"v{FORMAT}"])
 
-    sums = files.known(name, paths)
+    sums = files.known(name, form, paths)
     anew = fresh and name not in DATASETS
-    if sums is None or anew or not (folder(sums) / "about.json").exists():
+    made = None if sums is None or anew else opened(name, image_size, folder(sums), fresh)
+    if made is None:
         sums = files.verify(name, form, paths)
-        if anew or not (folder(sums) / "about.json").exists():
+        made = None if anew else opened(name, image_size, folder(sums), fresh)
+        if made is None:
             read = partial(form.read, *paths)
             decode(name, image_size, folder(sums), read, channels=channels, split=split, split_seed=split_seed)
+            made = opened(name, image_size, folder(sums))
+        if made is None:
+            raise StorageError(f"{folder(sums)} is not as it was written a moment ago; delete it and try again")
         if sums:
             files.remember(name, sums, json.loads((folder(sums) / "about.json").read_text())["counts"])
-    return opened(name, image_size, folder(sums))
+    return made
 
 
-def opened(name: str, image_size: int, folder: Path) -> Dataset:
-    about = json.loads((folder / "about.json").read_text())
-    splits = {}
-    for split in about["splits"]:
-        pixels, labels = (np.load(folder / f"{split}-{what}.npy", mmap_mode="c") for what in ("images", "labels"))
-        images = Images(torch.from_numpy(pixels), tuple(about["mean"]), tuple(about["std"]))
-        grouped = torch.from_numpy(np.load(folder / f"{split}-groups.npy")) if about.get("groups") else None
-        clients = np.load(folder / f"{split}-clients.npy") if about.get("clients") else None
-        splits[split] = Split(images, torch.from_numpy(labels), grouped, clients)
-    return Dataset(name, about["digest"], tuple(about["classes"]), len(about["mean"]), image_size, splits)
+def opened(name: str, image_size: int, folder: Path, thorough: bool = False) -> Dataset | None:
+    """What was decoded; nothing if an array is not there or not as it was written."""
+    try:
+        about = json.loads((folder / "about.json").read_text())
+        for array, (size, time, digest) in about["arrays"].items():
+            stat = (folder / array).stat()
+            if (stat.st_size, stat.st_mtime_ns) != (size, time):
+                return None
+            if thorough and not array.endswith("-images.npy") and ones_own.content(folder / array) != digest:
+                return None  # to read all images would take too long
+        splits = {}
+        for split in about["splits"]:
+            pixels, labels = (np.load(folder / f"{split}-{what}.npy", mmap_mode="c") for what in ("images", "labels"))
+            images = Images(torch.from_numpy(pixels), tuple(about["mean"]), tuple(about["std"]))
+            grouped = torch.from_numpy(np.load(folder / f"{split}-groups.npy")) if about.get("groups") else None
+            clients = np.load(folder / f"{split}-clients.npy") if about.get("clients") else None
+            splits[split] = Split(images, torch.from_numpy(labels), grouped, clients)
+        return Dataset(name, about["digest"], tuple(about["classes"]), len(about["mean"]), image_size, splits)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
+        return None
 
 
 def source(name: str) -> Source:
@@ -187,7 +208,8 @@ def decode(
     where = sides(raw.parts, split, split_seed)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".decoding-") as temporary:
+        clear(folder.parent)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{ASIDE}{os.getpid()}-") as temporary:
             aside = Path(temporary) / folder.name
             aside.mkdir()
             about = write_labels(raw, where, aside)
@@ -200,7 +222,7 @@ def decode(
                     digest.update(array.data)
             mean, std = moments(np.load(aside / "train-images.npy", mmap_mode="r"))
             about |= {"mean": mean.tolist(), "std": std.tolist(), "digest": digest.hexdigest()}
-            (aside / "about.json").write_text(json.dumps(about))
+            seal(aside, about)
             put(aside, folder)
     except OSError as error:
         raise StorageError(
@@ -258,16 +280,37 @@ def write_images(raw: Raw, where: dict[str, np.ndarray], image_size: int, channe
                 raise BadInput(f"there are {read} {name} images, but {len(part)} labels")
 
 
+def clear(where: Path) -> None:
+    """Deletes what killed processes left behind."""
+    for left in where.glob(f"{ASIDE}*"):
+        try:
+            os.kill(int(left.name.removeprefix(ASIDE).split("-")[0]), 0)
+        except ProcessLookupError:
+            shutil.rmtree(left, ignore_errors=True)
+        except (OSError, ValueError, OverflowError):  # another user's, or none of ours
+            continue
+
+
+def seal(folder: Path, about: dict[str, Any]) -> None:
+    """Writes what is to be said about arrays, with how each of them is now, by which a change is noticed."""
+    arrays = {file.name: (file.stat(), ones_own.content(file)) for file in sorted(folder.glob("*.npy"))}
+    told = {name: (stat.st_size, stat.st_mtime_ns, digest) for name, (stat, digest) in arrays.items()}
+    (folder / "about.json").write_text(json.dumps(about | {"arrays": told}))
+
+
 def put(aside: Path, folder: Path) -> None:
-    """Puts decoded arrays in their place, unless another process was faster, or they are there already."""
-    with suppress(OSError):
-        if (folder / "about.json").read_bytes() == (aside / "about.json").read_bytes():
+    """Puts decoded arrays in their place, unless they are there already, to the last byte."""
+    there, arrays = opened("", 0, folder), [array.name for array in aside.glob("*.npy")]
+    if there and there.digest == json.loads((aside / "about.json").read_text())["digest"]:
+        equal, _, _ = filecmp.cmpfiles(aside, folder, arrays, shallow=False)
+        if len(equal) == len(arrays):
             return
+    with suppress(OSError):
         folder.rename(aside.with_name("old"))
     try:
         aside.rename(folder)
     except OSError:
-        if not (folder / "about.json").exists():
+        if not opened("", 0, folder):  # nor was another process faster
             raise
 
 

@@ -29,6 +29,7 @@ class Form:
 
     files: tuple[File, ...]
     read: Callable[..., Raw]
+    kept: Callable[..., Sequence[Path]] | None = None  # of their paths: what of a folder is read, if not all of it
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,11 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def leaves(paths: Sequence[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """All files below these paths, in an order that is the same everywhere."""
+def leaves(paths: Sequence[Path], kept: Sequence[Path] | None = None) -> Iterator[tuple[Path, os.stat_result]]:
+    """All files below these paths, or those of a folder that are kept, in an order that is the same everywhere."""
     for path in paths:
-        below = sorted(leaf for leaf in path.rglob("*") if leaf.is_file()) if path.is_dir() else [path]
-        yield from ((leaf, leaf.stat()) for leaf in below)
+        inside = (path.rglob("*") if kept is None else kept) if path.is_dir() else [path]
+        yield from ((leaf, leaf.stat()) for leaf in sorted(inside) if leaf.is_file())
 
 
 def fingerprint(sums: Sums) -> str:
@@ -99,11 +100,14 @@ def fingerprint(sums: Sums) -> str:
     return hashlib.blake2b(repr(whole).encode(), digest_size=6).hexdigest()
 
 
-def known(name: str, paths: Sequence[Path]) -> Sums | None:
+def known(name: str, form: Form, paths: Sequence[Path]) -> Sums | None:
     """The checksums from when these files were last read; nothing if one has been touched since."""
     before, sums = remembered(name), Sums()
-    for path, stat in leaves(paths):
-        sums[str(path)] = entry = before.get(str(path), (0, 0, ""))
+    # What is kept of a folder was worked out when it was read.
+    inside = tuple(f"{path.absolute()}{os.sep}" for path in paths)
+    kept = [Path(path) for path in before if path.startswith(inside)] if form.kept else None
+    for path, stat in leaves(sorted(paths, key=Path.is_dir), kept):
+        sums[str(path.absolute())] = entry = before.get(str(path.absolute()), (0, 0, ""))
         if entry[:2] != (stat.st_size, stat.st_mtime_ns):
             return None
     return sums
@@ -111,25 +115,23 @@ def known(name: str, paths: Sequence[Path]) -> Sums | None:
 
 def verify(name: str, form: Form, paths: Sequence[Path]) -> Sums:
     """Reads every byte and compares with the published checksum, or where there is none with the first reading."""
-    earlier: dict[tuple[str, int], set[str]] = {}
-    for place, (size, _, md5) in remembered(name).items():
-        earlier.setdefault((Path(place).name, size), set()).add(md5)
-    sums = Sums()
-    for file, whole in zip(form.files, paths, strict=True):
-        for path, stat in leaves([whole]):
+    earlier, sums = remembered(name), Sums()
+    for file, whole in sorted(zip(form.files, paths, strict=True), key=lambda each: each[1].is_dir()):
+        kept = form.kept(*paths) if form.kept and whole.is_dir() else None  # by a table that was compared before
+        for path, stat in leaves([whole], kept):
             found = md5_of(path)
-            first = earlier.get((path.name, stat.st_size), {found})
+            _, _, first = earlier.get(str(path.absolute()), (0, 0, found))
             if file.md5 and found not in file.md5:
                 raise BadInput(
                     f"{path} is damaged or another file: its md5 is {found}, published is {' or '.join(file.md5)}; "
                     "delete it and get it anew"
                 )
-            if not file.md5 and found not in first:
+            if not file.md5 and found != first:
                 raise BadInput(
-                    f"{path} was changed: its md5 is {found}, when first read it was {' or '.join(sorted(first))}; "
+                    f"{path} was changed: its md5 is {found}, when first read it was {first}; "
                     f"restore it, or delete {record(name)} if the change was meant"
                 )
-            sums[str(path)] = (stat.st_size, stat.st_mtime_ns, found)
+            sums[str(path.absolute())] = (stat.st_size, stat.st_mtime_ns, found)
     return sums
 
 

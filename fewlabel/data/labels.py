@@ -17,18 +17,17 @@ Index = np.ndarray  # int64, into the training split
 def choose(y: np.ndarray, parts: Sequence[Index], labels: "Labels", rng: Rng) -> tuple[list[int], list[int]]:
     """The clients that are fully labeled where some are, and the others of the federation.
 
-    Parts without images are of nobody. Wherever the labels are, the clients are the same, so that rows of a table are.
+    Parts without images are of nobody.
     """
     there = [client for client, part in enumerate(parts) if len(part)]
-    order = there
+    order, asked = there, labels.full if "some-clients" in labels.at else 0
     if labels.which == "rule":
         order = by_rule(y, parts)
     elif labels.which == "seed":
         order = [there[i] for i in rng.numpy.permutation(len(there))]
-    chosen = order[: labels.full] if labels.ids is None else [client for client in labels.ids if client in there]
+    chosen = order[:asked] if labels.ids is None or not asked else [n for n in labels.ids if n in there]
     rest = [client for client in (order if labels.which == "seed" else there) if client not in chosen]
     others = rest[: labels.unlabeled_clients]
-    asked = labels.full if "some-clients" in labels.at else 0
     if not there or len(chosen) < asked or len(others) < (labels.unlabeled_clients or 0):
         holders = ", ".join(map(str, there)) or "nobody"
         raise BadInput(f"labels.clients, ids or unlabeled_clients ask for more than those who hold images: {holders}")

@@ -29,6 +29,7 @@ KINDS = {
     "npz": "your own arrays: data.path is an npz with MedMNIST's train_images, train_labels, test_images, ...",
     "dicom": "your own DICOM files: data.path is a folder or a table, as for `folder` and `csv`",
 }
+TABLES = ("csv", "dicom")  # kinds that may be a table
 SPLITS = {"train": "train", "val": "validation", "test": "test"} | {  # as in an npz, and what others write
     "training": "train",
     "validation": "validation",

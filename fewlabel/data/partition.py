@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ import numpy as np
 
 from fewlabel.data import labels as where
 from fewlabel.data.labels import Index
+from fewlabel.data.own import TABLES
 from fewlabel.errors import BadInput, StorageError
 from fewlabel.rng import Rng
 
@@ -90,7 +92,7 @@ class Partition:
 
     @cached_property
     def checksum(self) -> str:
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(self.data.encode())
         # Three more where there are any, so that an even number tells them from shares.
         more = [self.validation, *self.noise] if len(self.validation) or self.noise.size else []
         shared = (part for share in self.shares for part in (share.labeled, share.unlabeled))
@@ -131,6 +133,8 @@ class Partition:
             """Lays a client's lists into the array as they are read, so that no two clients' are in memory."""
             if "unlabeled" not in entry:
                 return entry
+            if entry["id"] != (place := len(ends) // 2):
+                raise ValueError(f"client {entry['id']} stands in the place of client {place}")
             for part in ("labeled", "unlabeled"):
                 images.extend(entry[part])
                 ends.append(len(images))
@@ -154,6 +158,12 @@ class Partition:
             raise StorageError(f"{path} is not a partition that can be read: {error}") from None
         if partition.checksum != stored:
             raise StorageError(f"{path} was changed: its checksum does not match the indices in it")
+        everywhere = np.concatenate([images, partition.server, partition.validation])
+        if wrong := [*everywhere[everywhere < 0], *partition.noise[0][partition.noise[0] < 0]]:
+            raise StorageError(f"{path} holds image {wrong[0]}, and images count from 0; correct it")
+        there, times = np.unique(everywhere, return_counts=True)
+        if len(twice := there[times > 1]):
+            raise StorageError(f"{path} puts image {twice[0]} in several places; leave each image in one")
         return partition
 
 
@@ -261,6 +271,10 @@ def of(dataset: "Dataset", experiment: "Experiment") -> Partition:
         given = Partition.load(Path(clients.file or ""))
         if given.data != dataset.digest:
             raise BadInput(f"{clients.file} deals out other images than those of '{dataset.name}' at this image size")
+        dealt, images = np.concatenate([share.images for share in given.shares]), len(dataset.splits["train"].labels)
+        last = np.concatenate([dealt, given.server, given.validation, given.noise[0]]).max(initial=0)
+        if last >= images:
+            raise BadInput(f"{clients.file} holds image {last}, but '{dataset.name}' has {images} to train on, from 0")
     if given and len(given.shares) != clients.count:
         raise BadInput(f"{clients.partition} gives {len(given.shares)} clients; set clients.count to that number")
     partition = deal(
@@ -282,16 +296,23 @@ def by_column(dataset: "Dataset", clients: "Clients") -> Partition:
     That is one array, or one by name for each column.
     """
     found: Any = getattr(dataset.splits["train"], "clients", None)
-    columns: Mapping[str, Any] = found if isinstance(found, Mapping) else {} if found is None else {"": found}
+    name = clients.column or ""
+    listed = {name if dataset.name in TABLES else "": found}  # a table's one is read by the name that is given
+    columns: Mapping[str, Any] = found if isinstance(found, Mapping) else {} if found is None else listed
     if not columns:
         raise BadInput(f"'{dataset.name}' does not say which client an image is of; choose another clients.partition")
-    name = clients.column or next(iter(columns))
+    name = name or next(iter(columns))
     if name not in columns:
         may = ", ".join(filter(None, columns)) or "left out"
         raise BadInput(f"'{dataset.name}' has no column '{name}'; clients.column may be {may}")
     column = np.asarray(columns[name])
-    values = [value for value in np.unique(column) if str(value) not in ("", "-1")]
+    values = sorted((value for value in np.unique(column) if str(value) not in ("", "-1")), key=natural)
     return Partition(tuple(Share(nothing(), np.flatnonzero(column == value)) for value in values), nothing())
+
+
+def natural(value: Any) -> list[Any]:
+    """An order in which hospital 2 comes before hospital 10."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", str(value)))]
 
 
 def deal(
@@ -329,7 +350,9 @@ def deal(
         elif "every-client" in places and len(able):
             labeled = where.some(y, able, labels, rng.stream("labels", number))
         shares.append(Share(labeled, np.setdiff1d(part, labeled)))
-    if labels.validation and not published:
+    if labels.validation and published:
+        raise BadInput("labels.validation is for data without a validation split, and these have one; leave it out")
+    if labels.validation:
         validation = given.validation if given is not None else validation
         if not len(validation):
             sites = [server, *(share.labeled for share in shares)]
@@ -356,7 +379,9 @@ def divide(y: np.ndarray, among: Index, clients: "Clients", rng: Rng, given: Par
         if draw is None:
             raise BadInput(f"clients.partition = '{clients.partition}' needs a data set, or a file, that gives it")
         named, unnamed = among[y[among] >= 0], among[y[among] < 0]
-        parts = [named[part] for part in draw(y[named], clients, rng.stream("clients"))]
+        least = replace(clients, min_size=max(0, clients.min_size - len(unnamed) // clients.count))
+        drawn = draw(y[named], least, rng.stream("clients")) if len(named) else [nothing()] * clients.count
+        parts = [named[part] for part in drawn]
         if len(unnamed):  # of no class that could be dealt out: to everybody alike
             more = iid(unnamed, clients, rng.stream("unnamed"))
             parts = [np.sort(np.append(part, unnamed[some])) for part, some in zip(parts, more, strict=True)]

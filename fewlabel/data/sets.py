@@ -66,14 +66,26 @@ class Unlabeled:
         return len(self._where)
 
     def batches(
-        self, views: tuple[str, ...] = ("weak",), size: int = 64, subset: Tensor | None = None, shuffle: bool = True
+        self,
+        views: tuple[str, ...] = ("weak",),
+        size: int = 64,
+        subset: Tensor | None = None,
+        shuffle: bool = True,
+        counted: int = 1,
     ) -> Iterator[tuple[Tensor, ...]]:
-        """One pass: for each batch the views asked for, in their order, and the index of its images."""
+        """One pass: for each batch the views asked for, in their order, and the index of its images.
+
+        `counted` is how many of the views go through a backward pass.
+        """
         chosen = torch.arange(len(self)) if subset is None else subset
         order = chosen[torch.randperm(len(chosen), generator=self._rng)] if shuffle else chosen
         for index in cut(order, size):
-            self._tally.add(len(index), len(index))
+            self.count(counted * len(index))
             yield (*(self._images.view(self._where[index], view, self._rng) for view in views), index)
+
+    def count(self, images: int) -> None:
+        """Counts images as trained on, where `batches` cannot know."""
+        self._tally.add(images, images)
 
     def with_labels(self, index: Tensor, y: Tensor) -> "Labeled":
         """A fixed pseudo-labeled set."""

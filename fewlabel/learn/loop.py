@@ -149,16 +149,22 @@ def paired(
     views: tuple[str, ...],
     size: int,
     size_unlabeled: int | None = None,
+    counted: int = 1,
 ) -> Iterator[tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, ...] | None]]:
     """One pass over a site's images in steps of a labeled and an unlabeled batch, None where it has no such images.
 
     Where it has both, the kind with fewer batches begins again until the other is through.
     """
     other = size_unlabeled or size
-    lengths = [len(cut(torch.arange(len(n)), s)) if n else 0 for n, s in ((labeled, size), (unlabeled, other))]
     first = _again(lambda: labeled.batches("weak", size)) if labeled else repeat(None)
-    second = _again(lambda: unlabeled.batches(views, other)) if unlabeled else repeat(None)
-    yield from islice(zip(first, second, strict=False), max(lengths))
+    second = _again(lambda: unlabeled.batches(views, other, counted=counted)) if unlabeled else repeat(None)
+    yield from islice(zip(first, second, strict=False), steps(labeled, unlabeled, size, other))
+
+
+def steps(labeled: Labeled | None, unlabeled: Unlabeled | None, size: int, size_unlabeled: int) -> int:
+    """How many steps `paired` makes of them."""
+    sets = ((labeled, size), (unlabeled, size_unlabeled))
+    return max(len(cut(torch.arange(len(some)), number)) if some else 0 for some, number in sets)
 
 
 def _again(start: Callable[[], Iterator[B]]) -> Iterator[B]:

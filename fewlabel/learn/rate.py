@@ -1,6 +1,30 @@
-"""A learning rate that falls when the validation loss does not."""
+"""How well a network does on labeled images, and a learning rate that falls when it does no better."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fewlabel.data.sets import Labeled
+
+
+@dataclass(frozen=True)
+class Score:
+    accuracy: float
+    loss: float  # cross-entropy, in the mean over images
+
+
+@torch.no_grad()
+def score(say: Callable[[Tensor], Tensor], labeled: Labeled) -> Score:
+    """Of what a network says of these images."""
+    right, loss = 0, 0.0
+    for x, y in labeled.batches("plain", 500, shuffle=False):
+        logits = say(x)
+        right += int((logits.argmax(1) == y).sum())
+        loss += float(cross_entropy(logits, y, reduction="sum"))
+    return Score(right / len(labeled), loss / len(labeled))
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,11 @@ def with_dropout(model: nn.Module, x: Tensor, times: int) -> tuple[Tensor, Tenso
     In our networks dropout sits directly before the classifier, so that these passes share the features before it.
     """
     if not isinstance(model, Network):
-        logits = model(x)
         with torch.no_grad():
-            return logits, torch.stack([model(x) for _ in range(times)])
+            kept = {name: value.clone() for name, value in model.named_buffers()}
+            more = torch.stack([model(x) for _ in range(times)])
+            model.load_state_dict(kept, strict=False)  # BatchNorm shall see these images once
+        return model(x), more
     features = model.features(x)
     logits = model.classify(features)
     with torch.no_grad():

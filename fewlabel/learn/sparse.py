@@ -29,15 +29,31 @@ def pack(new: Tree, old: Tree | None = None) -> Packed:
 def unpack(packed: Packed, old: Tree) -> Tree:
     """The tree, given the one that it was packed against, or zeros of its shapes."""
     values = _flat(old)
-    if packed.marked is None:
-        marked = torch.ones(len(values), dtype=torch.bool)
-    else:
-        marked = _to_bits(packed.marked)[: len(values)]
-    if len(marked) != len(values) or int(marked.sum()) != len(packed.values):
-        raise ValueError(f"{len(packed.values)} packed numbers do not fit a network of {len(values)}")
+    if packed.values.dtype != values.dtype or packed.values.ndim != 1:
+        raise ValueError(f"packed numbers must be a vector of {values.dtype}, found {_looks(packed.values)}")
+    marked = _marked(packed, len(values))
+    if int(marked.sum()) != len(packed.values):
+        raise ValueError(f"{len(packed.values)} packed numbers do not fit where {int(marked.sum())} are expected")
     values[marked] = packed.values
     parts = torch.split(values, [old[name].numel() for name in sorted(old)])
     return {name: part.view(old[name].shape) for name, part in zip(sorted(old), parts, strict=True)}
+
+
+def _marked(packed: Packed, count: int) -> Tensor:
+    """Which of so many numbers are among the packed ones."""
+    if packed.marked is None:
+        return torch.ones(count, dtype=torch.bool)
+    size = -(-count // 8)
+    if packed.marked.dtype != torch.uint8 or packed.marked.shape != (size,):
+        raise ValueError(f"the bitmap of {count} numbers must be torch.uint8 [{size}], found {_looks(packed.marked)}")
+    bits = _to_bits(packed.marked)
+    if bits[count:].any():
+        raise ValueError(f"the bitmap marks more than the {count} numbers that there are")
+    return bits[:count]
+
+
+def _looks(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
 
 
 def _flat(tree: Tree) -> Tensor:

@@ -50,9 +50,7 @@ METHODS: dict[str, Any] = {
         persistent_optimizer=True,
     ),
     "cbafed": CBAFed(),
-    "cbafed-authors": CBAFed(
-        highest=0.9, tail_below=0.03, blend_from_first=True, label_view="weak", persistent_optimizer=True
-    ),
+    "cbafed-authors": CBAFed(highest=0.9, blend_from_first=True, label_view="weak", persistent_optimizer=True),
     "isofed": IsoFed(),
     "fedmatch": FedMatch(),
     "fedmatch-sparse": FedMatch(weight_l1=0.01, zero_below=1e-5),

@@ -9,11 +9,14 @@ are blended with earlier ones (eq. 1, 3, 21: `learn.residual`).
 
 Rounds of eq. 21 are counted from the end of the warm-up, whose model is the first to be blended with, as in the
 authors' code: by the paper's count it would be the untrained one. A client with labeled and unlabeled images trains as
-a labeled one, on both. Whoever selects fewer than two images sends nothing. `cbafed-authors` sets what the authors'
-code does on SVHN; left out of it: training on the very crops that were labeled.
+a labeled one, on both. Whoever has or selects fewer than two images sends nothing. The rare classes of eq. 16 are those
+with less than 0.3 / C of all images, as in the authors' code: with the shares as eq. 13 scales them (`tail_scaled`),
+most classes would be rare where there are few. `cbafed-authors` sets what the authors' code does on SVHN; left out of
+it: training on the very crops that were labeled.
 
-What leaves a site: its weights and how many images of each class it trained on, which for labeled clients is their
-class histogram. Sums alone would do: weights times images used, and the counts, are only added up.
+What leaves a site: its weights, which can betray training images to a curious server, and how many images of each
+class it trained on: the class histogram of a labeled client, and about that of an unlabeled one. Sums alone would do:
+weights times images used, and the counts, are only added up.
 """
 
 from collections.abc import Iterator
@@ -43,6 +46,7 @@ class State:
     model: Tree
     before: Tree  # the model to blend with
     counts: Tensor  # sigma: images of each class in the last round
+    lost: int = 0  # rounds of the warm-up in which nobody answered, so that it takes longer
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class CBAFed:
     labeled_share: Share | None = None  # RSCFed's weight adjustment
     # What the authors' code does beyond the paper.
     labeled_times: Positive | None = None  # a factor for each labeled client's weight; 10 for ISIC
-    tail_below: Share | None = None  # a class is rare if its share, scaled by C/10, is below this, in place of beta / C
+    tail_scaled: bool = False  # eq. 16 with the shares of eq. 13, not 8; of two classes, both would be rare
     blend_from_first: bool = False  # epochs of the residual are counted from the weights after the first
     label_view: Literal["plain", "weak"] = "plain"
     persistent_optimizer: bool = False
@@ -96,10 +100,11 @@ class CBAFed:
         return state.model
 
     def round(self, state: State, fed: Federation) -> State:
-        warm, alone = fed.round <= self.warmup, fed.round <= self.warmup or self.labeling == "none"
+        number = fed.round - state.lost
+        warm, alone = number <= self.warmup, number <= self.warmup or self.labeling == "none"
         shares = class_shares(state.counts if state.counts.any() else torch.ones(fed.num_classes))  # eq. 8, 13
         bounds = thresholds(shares, self.threshold, self.highest) if self.adaptive else self.threshold + 0 * shares
-        rare = self.beta / fed.num_classes if self.tail_below is None else self.tail_below
+        rare = self.beta / (fed.num_classes if self.tail_scaled else 10)  # of shares that eq. 13 scaled by C / 10
         message = Message(state.model, bounds, (shares < rare) & self.tail, warm)
         counts = torch.zeros_like(state.counts)
 
@@ -110,14 +115,15 @@ class CBAFed:
                 yield int(reply.upload.counts.sum()), reply.client.num_labeled > 0, reply.upload.model  # eq. 20
 
         model = average(uploads(), state.model, self.labeled_share, self.labeled_times)
-        before, turn = state.before, fed.round if warm else fed.round - self.warmup
+        before, turn = state.before, number if warm else number - self.warmup
         if self.residual and turn % self.skip == 0:
             share = self.blend_epochs if alone else self.blend_rounds
             before = model = residual.blend(before, model, share)  # eq. 3, 21
-        elif fed.round == self.warmup:
+        elif number == self.warmup:
             before = model
         fed.log(thresholds=bounds, class_counts=counts)
-        return State(model, before, counts if counts.any() else state.counts)
+        lost = state.lost + int(warm and not counts.any())
+        return State(model, before, counts if counts.any() else state.counts, lost)
 
     @on_client
     def local_update(self, site: Site[Memory], msg: Message) -> Update | None:
@@ -167,11 +173,13 @@ class CBAFed:
                 model.train()
                 chosen, y = select(p, msg.thresholds, msg.tail)
                 if len(chosen) > 1:
+                    unlabeled.count(len(chosen))
                     parts.append((x_train[chosen], y))
                     labels[index[chosen]] = y
             return torch.stack([cross_entropy(model(x), y) for x, y in parts]).sum() if parts else None
 
         views = (self.label_view, "weak")
-        fit(model, steps, paired(site.labeled, unlabeled, views, self.local.batch_size), loss, self.local.clip)
+        batches = paired(site.labeled, unlabeled, views, self.local.batch_size, counted=0)
+        fit(model, steps, batches, loss, self.local.clip)
         index = (labels >= 0).nonzero().flatten()
         return self.labeled(site, unlabeled, index, labels[index], epoch)

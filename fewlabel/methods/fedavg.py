@@ -11,6 +11,7 @@ What leaves a site: its weights after training. They can betray training images 
 """
 
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal
 
 import torch
@@ -30,7 +31,7 @@ from fewlabel.federation import (
     on_server,
 )
 from fewlabel.learn.agreement import annealed, confident, fixmatch, uda
-from fewlabel.learn.loop import Local, fit, optimizer, paired
+from fewlabel.learn.loop import Local, fit, optimizer, paired, steps
 from fewlabel.learn.losses import proximal
 from fewlabel.strict import Count, NonNegative, Share
 from fewlabel.tree import Tree
@@ -73,24 +74,25 @@ class FedAvg:
         unlabeled = None if self.unlabeled == "none" else site.unlabeled
         if site.labeled is None and unlabeled is None:
             return None
-        model = site.load((site.state or msg).model)
-        steps, number = optimizer(model, self.local, site.labeled is not None), 0
+        model, sizes = site.load((site.state or msg).model), (self.local.batch_size, self.batch_unlabeled)
+        updates, taken = optimizer(model, self.local, site.labeled is not None), count()
+        each = steps(site.labeled, unlabeled, *sizes)
 
         def loss(batch: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, ...] | None]) -> Tensor:
-            parts = []
+            parts, step = [], next(taken)
             if batch[0]:
                 x, y = batch[0]
-                done = (site.round - 1 + number / self.local.epochs) / site.rounds
+                done = (site.round - 1 + step / (self.local.epochs * each)) / site.rounds
                 parts.append(annealed(model(x), y, done) if self.unlabeled == "uda" else cross_entropy(model(x), y))
             if batch[1]:
-                parts.append(self.weight_unlabeled * self.unsupervised(site, batch[1], number + 1))
+                parts.append(self.weight_unlabeled * self.unsupervised(site, batch[1], step // each + 1))
             if self.proximal:
                 parts.append(self.proximal * proximal(model, msg.model))
             return torch.stack(parts).sum()
 
-        for number in range(self.local.epochs):  # noqa: B007 (the loss reads it)
-            batches = paired(site.labeled, unlabeled, ("weak", "strong"), self.local.batch_size, self.batch_unlabeled)
-            fit(model, steps, batches, loss, self.local.clip)
+        for _ in range(self.local.epochs):
+            batches = paired(site.labeled, unlabeled, ("weak", "strong"), *sizes)
+            fit(model, updates, batches, loss, self.local.clip)
         site.score(tree.of(model))
         if self.sharing:
             return Model(site.weights())

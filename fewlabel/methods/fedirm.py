@@ -9,10 +9,11 @@ Eq. 5 averages probabilities, which softened can never be as sharp as the labele
 comes before the softmax, unless `eq5_as_printed`. The weight of eq. 7 stops growing at 1. A class that a client lacks
 is left out of the average and of eq. 6. The relation of a labeled client is that of its trained model.
 `fedirm-authors` sets what the authors' code does; left out of it: cross-entropy summed over two views, a learning rate
-that rises when unlabeled clients join, and a teacher that runs with dropout.
+that rises when unlabeled clients join, and a teacher that runs with dropout and statistics of the batch.
 
-What leaves a site: its weights, and from labeled clients the relation matrix, a mean output per class, which tells
-which classes a site has and how its model confuses them. Sums would do: all that the server needs are averages.
+What leaves a site: its weights, which can betray training images to a curious server, and from labeled clients the
+relation matrix, a mean output per class, which tells which classes a site has and how its model confuses them. Sums
+alone would do: all that the server needs are averages.
 """
 
 import math
@@ -173,7 +174,7 @@ class FedIRM:
         after = teacher.follow if teacher else lambda: None
         for epoch in range(1, self.local.epochs + 1):  # noqa: B007 (the loss reads it)
             seen: list[tuple[Tensor, Tensor]] = []
-            batches = unlabeled.batches(("weak", "weak"), self.local.batch_size)
+            batches = unlabeled.batches(("weak", "weak"), self.local.batch_size, counted=1 if teacher else 2)
             fit(model, steps, batches, loss, self.local.clip, after)
         sums, counts = (torch.stack(part).sum(0) for part in zip(*seen, strict=True))
         found = relation(sums, counts, self.temperature)

@@ -18,21 +18,21 @@ Sums alone would not do: the server scores each model by itself.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fewlabel import tree
-from fewlabel.data.sets import Labeled
 from fewlabel.errors import BadInput
-from fewlabel.federation import EVERY_CLIENT, SERVER, Federation, Model, Site, on_client, on_server
+from fewlabel.federation import EVERY_CLIENT, SERVER, ClientError, Federation, Model, Site, on_client, on_server
 from fewlabel.learn.agreement import agreed, confident, fixmatch, inter_client
 from fewlabel.learn.decomposed import Decomposed, floats, frozen, together, zeros
-from fewlabel.learn.loop import SGD, Local, fit, paired
-from fewlabel.learn.rate import Rate
+from fewlabel.learn.loop import SGD, Adam, Local, fit, paired
+from fewlabel.learn.rate import Rate, Score, score
 from fewlabel.learn.sparse import Packed, pack, unpack
-from fewlabel.strict import Count, Natural, NonNegative, Share
+from fewlabel.strict import Count, Natural, NonNegative, Positive, Share
 from fewlabel.tree import Tree
 
 
@@ -68,12 +68,6 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Score:
-    accuracy: float
-    loss: float
-
-
-@dataclass(frozen=True)
 class FedMatch:
     """Sigma learns from labels and psi from unlabeled images, with help of the most reliable clients' psi."""
 
@@ -88,7 +82,7 @@ class FedMatch:
     batch_unlabeled: Count = 50
     server_epochs: Count = 1  # E_G
     patience: Count = 3  # rounds without a lower validation loss, after which a learning rate falls
-    decay: NonNegative = 3.0  # by what it is divided
+    decay: Positive = 3.0  # by what it is divided
     local: Local = Local(epochs=1, batch_size=10, lr=1e-4, momentum=0.9, weight_decay=0.0, clip=None)
     use_sigma: bool = True  # the paper's ablations: a part that is not used stays as it was at first
     use_psi: bool = True
@@ -114,7 +108,11 @@ class FedMatch:
         found, numbers = dict[str, tuple[Tree, Tree]](), 0
         jobs = ((client, self.message(state, str(client.id), self.local.epochs)) for client in fed.sample())
         for reply in fed.run(self.local_update, jobs):
-            found[str(reply.client.id)] = self.unpacked(state, reply.upload)
+            try:
+                found[str(reply.client.id)] = self.unpacked(state, reply.upload)
+            except ValueError as error:
+                cause = f"its upload is refused: {error}"  # as other uploads that do not fit the network
+                raise ClientError(reply.client.id, "local_update", fed.round, cause) from None
             numbers += sum(len(part.values) for part in (reply.upload.sigma, reply.upload.psi) if part)
         if not found:
             return state
@@ -143,14 +141,8 @@ class FedMatch:
 
     @on_server
     def score(self, site: Site[None], msg: Model) -> Score:
-        model, right, loss = site.load(msg.model).eval(), 0, 0.0
         assert site.validation is not None  # init saw to it
-        with torch.no_grad():
-            for x, y in site.validation.batches("plain", 500, shuffle=False):
-                logits = model(x)
-                right += int((logits.argmax(1) == y).sum())
-                loss += float(cross_entropy(logits, y, reduction="sum"))
-        return Score(right / len(site.validation), loss / len(site.validation))
+        return score(site.load(msg.model).eval(), site.validation)
 
     @on_client
     @on_server
@@ -161,41 +153,40 @@ class FedMatch:
         model, local, empty = site.load(msg.sigma), self.local, zeros(msg.sigma)
         received, helpers = unpack(msg.psi, empty), [unpack(psi, empty) for psi in msg.helpers]
         net = Decomposed(model, msg.sigma, received)
-        on_sigma, on_psi = (SGD(part.values(), local, msg.lr) for part in (net.sigma, net.psi))
-        for _ in range(msg.epochs):
+        kind = SGD if local.optimizer == "sgd" else Adam
+        on_sigma, on_psi = (kind(part.values(), local, msg.lr) for part in (net.sigma, net.psi))
+        for epoch in range(1, msg.epochs + 1):
+            by_labels, by_images = partial(self.supervised, net), partial(self.unsupervised, net, helpers, site, epoch)
             sizes = local.batch_size, self.batch_unlabeled
             for some, others in paired(labeled, unlabeled, ("plain", "strong"), *sizes):
                 if some:
-                    fit(model, on_sigma, [some], lambda batch: self.supervised(net, batch), local.clip)
+                    fit(model, on_sigma, [some], by_labels, local.clip)
                 if others:
-                    fit(model, on_psi, [others], lambda batch: self.unsupervised(net, helpers, site, batch), local.clip)
+                    fit(model, on_psi, [others], by_images, local.clip)
         sigma = floats(site.weights()) | frozen(net.sigma)
         psi = {name: value.where(value.abs() >= self.zero_below, 0.0) for name, value in frozen(net.psi).items()}
         site.score(tree.of(model) | together(frozen(net.sigma), psi))
-        if labeled:
-            site.show(labeled_accuracy=self.remembered(net, labeled))
+        if labeled:  # what is not forgotten of them (Fig. 5c)
+            model.eval()
+            kept = score(lambda x: net(x, net.sigma, psi), labeled)
+            site.show(labeled_accuracy=torch.tensor(kept.accuracy))
         return Update(pack(sigma, floats(msg.sigma)) if labeled else None, pack(psi, received) if unlabeled else None)
-
-    @torch.no_grad()
-    def remembered(self, net: Decomposed, labeled: Labeled) -> Tensor:
-        """Accuracy on the labeled images after training: what is not forgotten (Fig. 5c)."""
-        net.model.eval()
-        batches = labeled.batches("plain", 500, shuffle=False)
-        return torch.cat([net(x, net.sigma, net.psi).argmax(1) == y for x, y in batches]).float().mean()
 
     def supervised(self, net: Decomposed, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Eq. 5."""
         x, y = batch
         return self.weight_labeled * cross_entropy(net(x, net.sigma, frozen(net.psi)), y)
 
-    def unsupervised(self, net: Decomposed, helpers: list[Tree], site: Site[None], batch: tuple[Tensor, ...]) -> Tensor:
+    def unsupervised(
+        self, net: Decomposed, helpers: list[Tree], site: Site[None], epoch: int, batch: tuple[Tensor, ...]
+    ) -> Tensor:
         """Eq. 6, with eq. 1 to 3."""
         x, x_strong, index = batch
         sigma = frozen(net.sigma)
         local, others = net(x, sigma, net.psi), net.with_others(x, helpers)
         sure, _ = confident(local, self.confidence)
         label = agreed(local, others)
-        site.audit(index[sure], label[sure])
+        site.audit(index[sure], label[sure], epoch)
         consistency = fixmatch(net(x_strong, sigma, net.psi), label, sure) + inter_client(local, others)
         far = torch.stack([(sigma[name] - psi).square().sum() for name, psi in net.psi.items()]).sum()
         large = torch.stack([psi.abs().sum() for psi in net.psi.values()]).sum()

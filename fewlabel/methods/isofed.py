@@ -64,7 +64,7 @@ class IsoFed:
             batches = images.batches(size=local.batch_size) if images else ()
             fit(model, steps, batches, lambda batch: information(model(batch[0]).softmax(1)), local.clip)  # eq. 4
         teacher = Teacher(model, self.teacher)
-        if self.student_from == "received":
+        if self.student_from == "received" and site.unlabeled:
             site.load(msg.model)
         train(teacher, optimizer(model, local, labels), local, site.labeled, site.unlabeled, site.audit)  # eq. 1
         site.score(tree.of(model))
