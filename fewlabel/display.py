@@ -127,7 +127,8 @@ def known(what: str) -> list[dict[str, Any]]:
         first = {type(method): name for name, method in reversed(METHODS.items())}
         return [
             {"name": name, "about": about, "settings": sorted(method.settings)}
-            | ({"leaves": leaves(type(method))} if first[type(method)] == name else {"like": first[type(method)]})
+            | ({"leaves": leaves(method)} if first[type(method)] == name else {"like": first[type(method)]})
+            | ({} if getattr(method, "sharing", True) else {"leaves": "What leaves a site: nothing."})
             for name, (method, about) in rows.items()
         ]
     if what == "datasets":
@@ -170,9 +171,9 @@ def known(what: str) -> list[dict[str, Any]]:
     return [{"name": name, "about": about} for name, about in abouts.items()]
 
 
-def leaves(method: type) -> str:
+def leaves(method: Any) -> str:
     """What a method's file says about what leaves a site."""
-    _, found, text = (sys.modules[method.__module__].__doc__ or "").partition("What leaves a site: ")
+    _, found, text = (sys.modules[type(method).__module__].__doc__ or "").partition("What leaves a site: ")
     return " ".join((found + text).split())
 
 

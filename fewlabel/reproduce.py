@@ -120,6 +120,9 @@ def read_table(path: Path) -> PaperTable:
 def read_row(table: str, name: str, parts: Sequence[dict[str, Any]]) -> PaperRow:
     notes = tuple(part["note"] for part in parts if part.get("note"))
     settings: dict[str, Any] = reduce(overlay, parts, {})
+    known = [key for part in parts for key in part.get("paper", {})]
+    if strange := [key for key in known if key not in WORDS]:
+        raise BadInput(f"{table}/{name}: {unknown('metric', strange[0], WORDS)}")
     printed = {key: Printed(*(value if isinstance(value, list) else [value])) for key, value in rest(settings).items()}
     return PaperRow(table, name, settings, printed, notes)
 

@@ -175,7 +175,7 @@ def test_hidden_labels_reach_nothing_but_the_audit(method, setting, undisturbed,
     hidden = [share.unlabeled for share in Partition.load(directory / "partition.json").shares]
     elsewhere = tmp_path / "cache"
     shutil.copytree(datasets.cache_folder(), elsewhere / "fewlabel" / "decoded")
-    (path,) = (elsewhere / "fewlabel" / "decoded").glob("digits-16px-*/train-labels.npy")
+    (path,) = (elsewhere / "fewlabel" / "decoded").glob("digits-16px-v*/train-labels.npy")
     labels = np.load(path)
     index = np.concatenate(hidden)
     labels[index] = (labels[index] + 1 + np.arange(len(index)) % 9) % 10  # no hidden label stays what it was

@@ -613,6 +613,14 @@ def test_a_file_that_is_no_table_is_refused_in_one_sentence(fewlabel: Command, t
     assert says in found.err
 
 
+def test_a_metric_that_there_is_not_is_refused_before_anything_runs(fewlabel: Command, tmp_path: Path):
+    (tmp_path / "own.toml").write_text(OWN.replace("accuracy", "acuracy"))
+    found = fewlabel("own.toml")
+    assert (found.code, found.out) == (2, "")
+    assert "did you mean 'accuracy'?" in found.err
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "experiments" / "results").glob("*.toml")))
 def test_every_row_of_our_own_results_is_a_valid_experiment(path: Path):
     assert [row.experiment() for row in reproduce.read_table(path).rows]

@@ -82,7 +82,7 @@ def test_hidden_labels_reach_nothing_but_the_audit(stream, setting, undisturbed,
     index = np.concatenate([share.unlabeled for share in Partition.load(directory / "partition.json").shares])
     elsewhere = tmp_path / "cache"
     shutil.copytree(datasets.cache_folder(), elsewhere / "fewlabel" / "decoded")
-    (path,) = (elsewhere / "fewlabel" / "decoded").glob("digits-16px-*/train-labels.npy")
+    (path,) = (elsewhere / "fewlabel" / "decoded").glob("digits-16px-v*/train-labels.npy")
     labels = np.load(path)
     labels[index] = (labels[index] + 1) % 10
     np.save(path, labels)
