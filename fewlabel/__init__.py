@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fewlabel import tree
-    from fewlabel.api import compare, run
+    from fewlabel.api import compare, export, predict, run
     from fewlabel.errors import FewLabelError
     from fewlabel.experiment import Checkpoint, Clients, Data, Evaluate, Experiment, Labels, Net, Stream, Views
     from fewlabel.federation import (
@@ -46,15 +46,17 @@ __all__ = [
     "__version__",
     "broadcast",
     "compare",
+    "export",
     "on_client",
     "on_server",
+    "predict",
     "run",
     "tree",
 ]
 
 if not TYPE_CHECKING:  # a type checker that saw this would take any misspelt name for one of ours
     _HOMES = {
-        "api": "compare run",
+        "api": "compare export predict run",
         "errors": "FewLabelError",
         "experiment": "Checkpoint Clients Data Evaluate Experiment Labels Net Stream Views",
         "federation": "EVERY_CLIENT SERVER SOME_CLIENTS ClientInfo Federation Site broadcast on_client on_server",

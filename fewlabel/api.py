@@ -1,14 +1,17 @@
-"""Runs from Python: one experiment, or several side by side between their floor and their ceiling."""
+"""Runs from Python: one experiment, several side by side between their floor and their ceiling, and their models."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fewlabel.errors import BadInput
 from fewlabel.experiment import Experiment, load
 from fewlabel.results import CEILING, FLOOR, Comparison, Result
+
+if TYPE_CHECKING:
+    from fewlabel.predictions import Predictions
 
 
 def run(
@@ -49,6 +52,27 @@ def compare(
     if seeds is not None:
         wanted = [replace(experiment, seed=seed) for experiment in wanted for seed in seeds]
     return Comparison([Result(directory) for directory in sweep(wanted, Path(out), workers=workers)])
+
+
+def predict(
+    run: Result | Path | str, images: Path | str | Iterable[Path | str], *, unsure_below: float = 0.8
+) -> "Predictions":
+    """What a run's last model says of files, folders, patterns or npz files; `unreadable` names what is left out."""
+    from fewlabel import predictions
+
+    several = [images] if isinstance(images, Path | str) else images
+    return predictions.predict(directory_of(run), several, unsure_below)
+
+
+def export(run: Result | Path | str, to: str, out: Path | str | None = None) -> Path:
+    """Writes a run's last model as "onnx" or "safetensors", and a model card beside it; returns the model's path."""
+    from fewlabel import exports
+
+    return exports.export(directory_of(run), to, None if out is None else Path(out)).model
+
+
+def directory_of(run: Result | Path | str) -> Path:
+    return run.directory if isinstance(run, Result) else Path(run)
 
 
 def bounds(experiments: Sequence[Experiment]) -> list[Experiment]:

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -25,9 +25,9 @@ from fewlabel.data import files
 from fewlabel.data import own as ones_own
 from fewlabel.data.files import Form, Source
 from fewlabel.data.published import PUBLISHED, REFUSED
-from fewlabel.data.raw import CHUNK, Part, Raw
+from fewlabel.data.raw import CHUNK, Part, Raw, Scale
 from fewlabel.data.sets import Images
-from fewlabel.data.splits import SIDES, groups, sides
+from fewlabel.data.splits import SIDES, UNDIVIDED, groups, sides
 from fewlabel.errors import BadInput, FewLabelError, StorageError
 
 __all__ = ["DATASETS", "Dataset", "Part", "Raw", "Split", "load"]
@@ -57,6 +57,7 @@ class Dataset:
     channels: int
     image_size: int
     splits: dict[str, Split]
+    scale: Scale = field(default_factory=dict)
 
 
 def digits() -> Raw:
@@ -89,6 +90,7 @@ def load(
     path: str | None = None,
     columns: Mapping[str, str] | None = None,
     unreadable: str = "fatal",
+    classes: tuple[str, ...] | None = None,
 ) -> Dataset:
     """The data set at this image size, where `fresh` asks a function of one's own, which may have changed, again.
 
@@ -96,11 +98,15 @@ def load(
     were last read are checked again, and others than those that were decoded are decoded anew. Images of one's own lie
     at `path`; they too are decoded anew when they have changed. So is everything whose decoded arrays are not as they
     were written, by their sizes and times, and where it is `fresh` by all but the bytes of images.
+
+    A site names the `classes` of its federation, and trains on all that it has.
     """
+    split = split if classes is None else UNDIVIDED
     drawn = split != "published" or split_seed
     how = [f"{channels}ch"] * (channels is not None) + [f"{split}-{split_seed}"] * bool(drawn)
     if name in ones_own.KINDS:
         found = ones_own.find(name, path, columns)
+        found = found if classes is None else ones_own.undivided(found, classes)
         read_own = partial(ones_own.read, found, skip=unreadable == "skip", drawn=split != "published")
         form, paths = Form((), read_own), list[Path]()
         how += [ones_own.fingerprint(found), unreadable]
@@ -147,7 +153,8 @@ def opened(name: str, image_size: int, folder: Path, thorough: bool = False) -> 
             grouped = torch.from_numpy(np.load(folder / f"{split}-groups.npy")) if about.get("groups") else None
             clients = np.load(folder / f"{split}-clients.npy") if about.get("clients") else None
             splits[split] = Split(images, torch.from_numpy(labels), grouped, clients)
-        return Dataset(name, about["digest"], tuple(about["classes"]), len(about["mean"]), image_size, splits)
+        scale = {key: (low, high) for key, (low, high) in about["scale"].items()}
+        return Dataset(name, about["digest"], tuple(about["classes"]), len(about["mean"]), image_size, splits, scale)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
         return None
 
@@ -212,7 +219,7 @@ def decode(
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{ASIDE}{os.getpid()}-") as temporary:
             aside = Path(temporary) / folder.name
             aside.mkdir()
-            about = write_labels(raw, where, aside)
+            about = write_labels(raw, where, aside, split == UNDIVIDED)
             write_images(raw, where, image_size, channels, aside)
             digest = hashlib.blake2b(repr(raw.classes).encode(), digest_size=16)
             for side in about["splits"]:
@@ -231,7 +238,7 @@ def decode(
         ) from None
 
 
-def write_labels(raw: Raw, where: dict[str, np.ndarray], aside: Path) -> dict[str, Any]:
+def write_labels(raw: Raw, where: dict[str, np.ndarray], aside: Path, undivided: bool = False) -> dict[str, Any]:
     """Writes what is known of the images before they are read; returns what is to be said about them."""
     side = np.concatenate(list(where.values()))
     label = np.concatenate([part.labels for part in raw.parts.values()]).astype(np.int64)
@@ -239,8 +246,8 @@ def write_labels(raw: Raw, where: dict[str, np.ndarray], aside: Path) -> dict[st
     held = [part.clients for part in raw.parts.values() if part.clients is not None]
     known = {name: label[(side == name) & (label >= 0)] for name in SIDES}
     counts = {name: np.bincount(some, minlength=len(raw.classes)).tolist() for name, some in known.items()}
-    splits = [name for name in SIDES if any(counts[name])]
-    if not {"train", "test"} <= set(splits):
+    splits = ["train"] if undivided else [name for name in SIDES if any(counts[name])]
+    if not undivided and not {"train", "test"} <= set(splits):
         raise BadInput(f"{len(label)} images are too few for this data.split: it leaves none for training or the test")
     for name in splits:
         np.save(aside / f"{name}-labels.npy", label[side == name])
@@ -249,8 +256,9 @@ def write_labels(raw: Raw, where: dict[str, np.ndarray], aside: Path) -> dict[st
         if len(held) == len(raw.parts):
             np.save(aside / f"{name}-clients.npy", np.concatenate(held)[side == name])
     kept = {name: counts[name] for name in splits}
-    clients = len(held) == len(raw.parts)
-    return {"classes": raw.classes, "splits": splits, "counts": kept, "groups": grouped, "clients": clients}
+    clients, scale = len(held) == len(raw.parts), next(iter(raw.parts.values())).scale
+    told = {"classes": raw.classes, "splits": splits, "counts": kept, "groups": grouped, "clients": clients}
+    return told | {"scale": scale}
 
 
 def write_images(raw: Raw, where: dict[str, np.ndarray], image_size: int, channels: int | None, aside: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from fewlabel.data import pictures
 from fewlabel.data.pictures import Unreadable
 from fewlabel.data.published import npz_images, npz_shape, reading
-from fewlabel.data.raw import CHUNK, Part, Raw
+from fewlabel.data.raw import CHUNK, Part, Raw, Scale
 from fewlabel.errors import BadInput, StorageError
 
 KINDS = {
@@ -106,6 +106,22 @@ def find(
         refuse_loose(found)
         raise BadInput(f"there are no images in {path}")
     return found
+
+
+def undivided(found: Found, classes: tuple[str, ...]) -> Found:
+    """The images to train on as one set, in the order of their files' names whatever folder they lie in.
+
+    A site need not have images of all classes, and may have no labels at all.
+    """
+    if unknown := sorted({item.label for item in found.items} - {"", *classes}):
+        raise BadInput(
+            f"{found.path} has images of '{unknown[0]}', which is no class of this federation; "
+            f"it has {', '.join(classes)}"
+        )
+    items = [replace(item, split="") for item in found.items if item.split in ("", "train")]
+    if found.kind != "npz":
+        items.sort(key=lambda item: (item.file.name, item.name))
+    return replace(found, items=tuple(items), classes=classes)
 
 
 def refuse_loose(found: Found) -> None:
@@ -472,7 +488,7 @@ def read(found: Found, skip: bool = False, drawn: bool = False) -> Raw:
 
 def parts(found: Found, skip: bool = False, drawn: bool = False) -> dict[str, Part]:
     """The images by their split, or all as one; unknown labels are -1."""
-    items, colour, values = (list(found.items), False, (0.0, 0.0)) if found.kind == "npz" else readable(found, skip)
+    items, colour, scale = (list(found.items), False, Scale()) if found.kind == "npz" else readable(found, skip)
     same = contents(found, items)
     refuse_spoiled(found, items, same, drawn)
     group, made = together(items, same), {}
@@ -481,12 +497,13 @@ def parts(found: Found, skip: bool = False, drawn: bool = False) -> dict[str, Pa
         some = [items[row] for row in rows]
         clients = np.array([item.client for item in some])
         array = some[0].name.partition("[")[0] if some else ""
-        of_array, of_files = partial(npz_images, found.path, array), partial(pixels, found, some, colour, values)
+        of_array, of_files = partial(npz_images, found.path, array), partial(pixels, found, some, colour, scale)
         made[split or "all"] = Part(
             numbers(found, some, split),
             of_array if found.kind == "npz" else of_files,
             groups=group[rows],
             clients=clients if clients.astype(bool).any() else None,
+            scale=scale,
         )
     return made
 
@@ -537,8 +554,8 @@ def numbers(found: Found, items: Iterable[Item], split: str) -> np.ndarray:
     return np.array([number[item.label] for item in items if item.split == split], np.int64)
 
 
-def readable(found: Found, skip: bool) -> tuple[list[Item], bool, tuple[float, float]]:
-    """The images that can be read, whether one of them has colours, and the values that become black and white.
+def readable(found: Found, skip: bool) -> tuple[list[Item], bool, Scale]:
+    """The images that can be read, whether one has colours, and how those of more than eight bits become eight.
 
     Where unreadable ones are to be left out, each must be decoded to know; else headers will do.
     """
@@ -558,7 +575,8 @@ def readable(found: Found, skip: bool) -> tuple[list[Item], bool, tuple[float, f
         raise BadInput(
             f"none of the {len(failed)} images in {found.path} can be read; {failed[0][0].name}: {failed[0][1]}"
         )
-    return items, any(header.colour for header in headers), pictures.span(headers)
+    scale = {"values": pictures.span(headers)} if any(header.values for header in headers) else {}
+    return items, any(header.colour for header in headers), scale
 
 
 def refusal(found: Found, item: Item, error: Unreadable, count: int = 1) -> BadInput:
@@ -568,16 +586,14 @@ def refusal(found: Found, item: Item, error: Unreadable, count: int = 1) -> BadI
     )
 
 
-def pixels(
-    found: Found, items: Sequence[Item], colour: bool, values: tuple[float, float], size: int
-) -> Iterator[np.ndarray]:
+def pixels(found: Found, items: Sequence[Item], colour: bool, scale: Scale, size: int) -> Iterator[np.ndarray]:
     """Images of one size, some at a time, each resized before the next is opened."""
     step = max(1, CHUNK // ((3 if colour else 1) * size * size))
     for start in range(0, len(items), step):
         some = []
         for item in items[start : start + step]:
             try:
-                some.append(pictures.read(item.file, colour, values, size))
+                some.append(pictures.read(item.file, colour, size=size, **scale))
             except Unreadable as error:
                 raise refusal(found, item, error) from None
         yield np.stack(some)

@@ -365,7 +365,8 @@ def rsna_ich(slices: Path, truth: Path) -> Raw:
             yield np.stack([ct_slice(file, size) for file in files[start : start + step]])
 
     label = np.array([told[name].index(1) for name in names])
-    return Raw(HAEMORRHAGES, {"all": Part(label, read, np.array([patient(file) for file in files]))})
+    patients = np.array([patient(file) for file in files])
+    return Raw(HAEMORRHAGES, {"all": Part(label, read, patients, scale={"window": BRAIN})})
 
 
 def single(told: dict[str, bytearray]) -> list[str]:

@@ -1,12 +1,13 @@
 """What a reader of a data set gives: its classes and, for each split, labels and images that come a few at a time."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fewlabel.errors import BadInput
 
+Scale = dict[str, tuple[float, float]]  # how more than eight bits become eight: `pictures.read`'s values or window
 CHUNK = 1 << 19  # bytes of pixels at a time: small beside any data set, large beside a call
 
 
@@ -18,6 +19,7 @@ class Part:
     read: Callable[[int], Iterator[np.ndarray]]  # wanted size -> uint8 [n, C, H, W], of that size or any other
     groups: np.ndarray | None = None  # [N]: images of one lesion or patient, which no split may part
     clients: np.ndarray | None = None  # [N]: who holds each image, where the data say so
+    scale: Scale = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -39,6 +41,8 @@ class Raw:
             {"train", "test"} <= self.splits.keys() <= {"train", "validation", "test"}
         ):
             raise BadInput(f"a data set has train, test and perhaps validation, found {', '.join(self.splits)}")
+        if len(self.classes) < 2:
+            raise BadInput(f"a data set has two classes or more, found {', '.join(self.classes) or 'none'}")
         for split, given in self.splits.items():
             labels = given.labels if isinstance(given, Part) else given[1]
             if not isinstance(given, Part):

@@ -1,0 +1,129 @@
+"""The commands that use a run's model: `fewlabel predict` and `fewlabel export`."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from fewlabel.data_cli import Form, Format, show_lines
+from fewlabel.errors import BadInput
+
+if TYPE_CHECKING:
+    from fewlabel.predictions import Predictions
+
+
+class Target(StrEnum):
+    ONNX = "onnx"
+    SAFETENSORS = "safetensors"
+
+
+Run = Annotated[Path, Argument(metavar="RUN", hidden=True)]
+
+
+def predict(
+    run: Run,
+    images: Annotated[list[str], Argument(metavar="IMAGES...", hidden=True)],
+    table: Annotated[
+        Path | None, Option("--csv", metavar="FILE", help="Write all probabilities there, and show a summary.")
+    ] = None,
+    unsure_below: Annotated[
+        float, Option(metavar="P", min=0, max=1, help="Images whose best class has less than this are marked unsure.")
+    ] = 0.8,
+    form: Format = Form.TEXT,
+) -> None:
+    """Name the class of images with a run's model.
+
+    RUN is a run's directory, or an exported safetensors file; the model is
+    that of the last round. IMAGES are files, folders, patterns or npz files.
+    What cannot be read is named, and the exit code is then 2.
+
+    Examples:
+      fewlabel predict runs/fedprox-digits-seed0 new/*.png
+      fewlabel predict runs/ours scans/ --csv found.csv --unsure-below 0.95
+    """
+    if table is not None and (table.is_dir() or not table.absolute().parent.is_dir()):
+        raise BadInput(f"--csv {table} is a directory, or lies in none; name a file in one that is there")
+    from fewlabel import predictions
+    from fewlabel.cli import tell
+    from fewlabel.display import Screen
+
+    with Screen(1) as screen:
+        found = predictions.predict(
+            run,
+            images,
+            unsure_below,
+            lambda done, total: screen.show(done / total, f"{done:,} of {total:,} files"),
+        )
+    for note in found.notes:
+        tell(note)
+    if table is not None:
+        found.csv(table)
+    if form == "json":
+        print(json.dumps(found.to_json(), indent=1))
+    else:
+        show(found, table)
+    if found.unreadable:
+        count = len(found.unreadable)
+        raise BadInput(f"{count:,} file{'s' * (count > 1)} could not be read, {len(found):,} images were")
+
+
+def show(found: "Predictions", table: Path | None) -> None:
+    """A line for each image, or where they are in a file, how many there are of each class."""
+    from collections import Counter
+
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 10_000  # programs read lines, not columns
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("class" if table else "image", overflow="fold")
+    if table:
+        shown.add_column("images", justify="right")
+        shown.add_column("unsure", justify="right")
+        all_, unsure = (Counter(a.label for a in found.answers if a.unsure or every) for every in (True, False))
+        for name in found.classes:
+            shown.add_row(name, f"{all_[name]:,}", f"{unsure[name]:,}")
+    else:
+        shown.add_column("class", overflow="fold")
+        shown.add_column("probability", justify="right", no_wrap=True)
+        shown.add_column("", overflow="fold")
+        for answer in found.answers:
+            mark = f"unsure: or {answer.second} {answer.second_probability:.2f}" if answer.unsure else ""
+            name = answer.file.encode("utf-8", "backslashreplace").decode()
+            shown.add_row(name, answer.label, f"{answer.probability:.3f}", mark)
+    console.print(shown)
+    show_lines("cannot be read", [f"{name}: {reason}" for name, reason in found.unreadable.items()])
+    unsure_images = sum(answer.unsure for answer in found.answers)
+    print(f"{len(found):,} images, unsure of {unsure_images:,}: probability below {found.unsure_below:g}")
+    if table:
+        print(table)
+
+
+def export(
+    run: Run,
+    to: Annotated[Target, Option("--to", help="ONNX has preprocessing inside; safetensors has weights.")],
+    out: Annotated[Path | None, Option("--out", metavar="DIR", help="Where to; by default RUN/export.")] = None,
+    form: Format = Form.TEXT,
+) -> None:
+    """Write a run's model for use elsewhere, with a card.
+
+    RUN is the directory of a finished run; the model is that of its last round.
+    MODEL_CARD.md says what it was made from, how good it is, what goes in and
+    comes out, and what it must not be used for.
+
+    Examples:
+      fewlabel export runs/fedprox-digits-seed0 --to onnx
+      fewlabel export runs/ours --to safetensors --out ours
+    """
+    from fewlabel import exports
+
+    written = exports.export(run, to, out)
+    print(
+        json.dumps({key: str(path) for key, path in written._asdict().items()})
+        if form == "json"
+        else "\n".join(map(str, written))
+    )

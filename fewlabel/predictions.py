@@ -1,0 +1,303 @@
+"""Predictions: what a run's model says of images, which are prepared as those that it was trained on."""
+
+import csv
+import glob
+import io
+import json
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from fewlabel import evaluate, models, tree
+from fewlabel.data import own, pictures
+from fewlabel.data.datasets import Dataset, recolour, resize
+from fewlabel.data.pictures import Unreadable
+from fewlabel.data.published import npz_images
+from fewlabel.data.raw import Scale
+from fewlabel.data.sets import Images
+from fewlabel.errors import BadInput, FewLabelError, StorageError
+from fewlabel.experiment import Experiment
+from fewlabel.federation import batch_statistics
+from fewlabel.rng import Rng
+from fewlabel.tree import Tree
+
+UNSURE_BELOW = 0.8
+BATCH = 64
+FILE = "model.safetensors"
+Progress = Callable[[int, int], None]  # files read, and all of them
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a stored model says of itself: all that it takes to build its network and to prepare images for it."""
+
+    classes: tuple[str, ...]
+    network: dict[str, Any]  # what `models.build` needs beside the three numbers of the data
+    image_size: int
+    channels: int
+    mean: tuple[float, ...]  # per channel, of pixels in 0..1
+    std: tuple[float, ...]
+    scale: Scale
+
+    @classmethod
+    def of(cls, experiment: Experiment, dataset: Dataset) -> Self:
+        net, images = experiment.model, dataset.splits["train"].images
+        network = {"name": net.name, "norm": net.norm, "dropout": net.dropout}
+        size = dataset.image_size
+        return cls(dataset.classes, network, size, dataset.channels, images.mean, images.std, dataset.scale)
+
+    @property
+    def kind(self) -> str:
+        return {1: "grey", 3: "colour"}.get(self.channels, f"{self.channels}-channel")
+
+
+class Model(NamedTuple):
+    """A stored model, ready for use."""
+
+    card: Card
+    network: nn.Module
+    complete: bool  # or BatchNorm's statistics stayed at the sites
+
+    @classmethod
+    def open(cls, run: Path) -> Self:
+        """The model in the directory of a run, or of what was exported; or such a file itself."""
+        card, weights = stored(run)
+        with Rng("scratch").scope():
+            network = models.build(
+                in_channels=card.channels, num_classes=len(card.classes), image_size=card.image_size, **card.network
+            )
+        try:
+            network.load_state_dict(tree.untrained(network) | weights)
+        except RuntimeError:
+            name = card.network["name"]
+            raise BadInput(
+                f"the weights in {run} are not of the network '{name}' as it is now; undo its change"
+            ) from None
+        return cls(card, network.eval(), not tree.statistics(tree.of(network)).keys() - weights.keys())
+
+
+def stored(run: Path) -> tuple[Card, Tree]:
+    path = run if run.is_file() else run / FILE
+    if not path.is_file():
+        raise BadInput(why_none(run))
+    try:
+        with safe_open(path, "pt") as file:
+            told = json.loads((file.metadata() or {}).get("fewlabel", "{}"))
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise StorageError(f"{path} is not a model that can be read: {error}") from None
+    if lacks := [part.name for part in fields(Card) if part.name not in told]:
+        raise StorageError(
+            f"{path} does not say its {lacks[0]}, as FewLabel's models do; if an earlier version wrote it, "
+            "delete the run's summary.json and resume the run, which writes it anew"
+        )
+    return Card(**{part.name: told[part.name] for part in fields(Card)}), weights
+
+
+def why_none(run: Path) -> str:
+    """A sentence for a run without a model."""
+    from fewlabel.results import Result
+
+    if not run.exists():
+        return f"there is no {run}; give the directory of a run"
+    if not (run / "experiment.toml").exists() and (several := sorted(run.glob("*/experiment.toml"))):
+        return f"{run} holds {own.counted(len(several), 'run')}; give one of them, such as {several[0].parent}"
+    result = Result(run)
+    if result.finished:
+        return f"{run} has no model: {result.name} shares none, each of its clients keeps its own"
+    again = f"fewlabel run --resume {shlex.quote(str(run))}"
+    return f"{run} is {result.standing}, and its model comes with the last; finish it by: {again}"
+
+
+def files(images: Iterable[str | Path]) -> Iterator[Path]:
+    """Files as they are named, those in folders at any depth, and those that a pattern such as '*.png' matches."""
+    for given in images:
+        path = Path(given).expanduser()
+        if path.is_dir():
+            inside = [file for file in own.files_below(path) if own.is_image(file, "folder") or is_npz(file)]
+            if not inside:
+                raise BadInput(f"there are no images in {path}")
+            yield from inside
+        elif not path.exists() and glob.has_magic(str(path)):
+            matches = sorted(glob.glob(str(path), recursive=True))
+            if not matches:
+                raise BadInput(f"no file matches {path}")
+            yield from files(matches)
+        else:
+            yield path
+
+
+def is_npz(file: Path) -> bool:
+    return file.suffix.lower() == ".npz"
+
+
+@dataclass
+class Reader:
+    """Reads images for a model, some at a time; what cannot be read is remembered and left out."""
+
+    card: Card
+    files: Sequence[Path]
+    progress: Progress = lambda done, total: None
+    names: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    recoloured: int = 0
+
+    def batches(self) -> Iterator[Tensor]:
+        """Normalised as in training; none is of a single image, if there are two: BatchNorm needs them."""
+        kept: list[np.ndarray] = []
+        for pixels in self.pixels():
+            kept.append(pixels)
+            if len(kept) >= BATCH + 2:
+                yield self.normalised(kept[:BATCH])
+                del kept[:BATCH]
+        if kept:
+            yield self.normalised(kept)
+
+    def normalised(self, pixels: Sequence[np.ndarray]) -> Tensor:
+        images = Images(torch.from_numpy(np.stack(pixels)), tuple(self.card.mean), tuple(self.card.std))
+        return images.view(torch.arange(len(pixels)), "plain", torch.Generator())
+
+    def pixels(self) -> Iterator[np.ndarray]:
+        """Each image as uint8 [C, H, W], of the model's size and channels."""
+        for number, file in enumerate(self.files, 1):
+            try:
+                for name, image in self.arrays(file) if is_npz(file) else [(str(file), self.picture(file))]:
+                    pixels = recolour(resize(image[None], self.card.image_size), self.card.channels)[0]
+                    self.names.append(name)
+                    self.recoloured += len(image) != self.card.channels
+                    yield pixels
+            except (Unreadable, FewLabelError) as error:
+                self.unreadable[str(file)] = str(error)
+            self.progress(number, len(self.files))
+
+    def picture(self, file: Path) -> np.ndarray:
+        about = pictures.header(file)
+        if about.values and "values" not in self.card.scale:
+            raise Unreadable("it has more than eight bits, and the model was trained on images of eight")
+        return pictures.read(file, about.colour, size=self.card.image_size, **self.card.scale)
+
+    def arrays(self, file: Path) -> Iterator[tuple[str, np.ndarray]]:
+        with pictures.opening(file), np.load(file, allow_pickle=False) as arrays:
+            keys = [key for key in arrays.files if key.endswith("images")]
+            if not keys:
+                raise Unreadable(f"it has no images, as in train_images, but {', '.join(arrays.files) or 'nothing'}")
+        for key in keys:
+            images = (image for some in npz_images(file, key, 0) for image in some)
+            yield from ((f"{file}:{key}[{row}]", image) for row, image in enumerate(images))
+
+
+class Answer(NamedTuple):
+    """What the model says of one image."""
+
+    file: str
+    label: str
+    probability: float
+    unsure: bool
+    second: str  # the next best class
+    second_probability: float
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Probabilities of each class for each image, in the order of the images."""
+
+    classes: tuple[str, ...]
+    files: tuple[str, ...]
+    probabilities: np.ndarray  # float32 [N, C]
+    unreadable: dict[str, str]  # by name, with the reason
+    unsure_below: float
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @cached_property
+    def answers(self) -> list[Answer]:
+        order = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :2].tolist()  # ties to the lowest
+        return [
+            Answer(
+                file, self.classes[a], float(row[a]), bool(row[a] < self.unsure_below), self.classes[b], float(row[b])
+            )
+            for file, row, (a, b) in zip(self.files, self.probabilities, order, strict=True)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        images = [
+            {
+                "file": answer.file,
+                "class": answer.label,
+                "probability": answer.probability,
+                "unsure": answer.unsure,
+                "probabilities": dict(zip(self.classes, row, strict=True)),
+            }
+            for answer, row in zip(self.answers, self.probabilities.tolist(), strict=True)
+        ]
+        told = {"classes": self.classes, "unsure_below": self.unsure_below, "images": images}
+        return told | {"unreadable": self.unreadable, "notes": self.notes}
+
+    def csv(self, path: Path | str) -> Path:
+        """Writes a row for each image, with a column for each class."""
+        from fewlabel import checkpoint
+
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["file", "class", "probability", "unsure", *self.classes])
+        for answer, row in zip(self.answers, self.probabilities.tolist(), strict=True):
+            numbers = [f"{value:.6f}" for value in row]
+            writer.writerow([answer.file, answer.label, f"{answer.probability:.6f}", "yes" * answer.unsure, *numbers])
+        checkpoint.write(Path(path), text.getvalue().encode("utf-8", "surrogateescape"))
+        return Path(path)
+
+
+def predict(
+    run: Path, images: Iterable[str | Path], unsure_below: float = UNSURE_BELOW, progress: Progress | None = None
+) -> Predictions:
+    """The last round's model on images."""
+    if not 0 <= unsure_below <= 1:
+        raise BadInput(f"what is unsure is below a probability from 0 to 1, found {unsure_below}")
+    model = Model.open(run)
+    card = model.card
+    if card.channels not in (1, 3):
+        raise BadInput(f"the model takes images of {card.channels} channels, and files have 1 or 3")
+    wanted = list(dict.fromkeys(files(images)))
+    reader, notes = Reader(card, wanted, progress or (lambda done, total: None)), []
+    if not model.complete:
+        seen = Reader(card, wanted)
+        batch_statistics(model.network, several_of(seen))
+        notes.append(
+            f"BatchNorm's statistics stayed at the sites (model.buffers = 'local'): those of these {len(seen.names)} "
+            "images are used, so give many of one site at a time"
+        )
+    found = evaluate.predict(model.network, some_of(reader))
+    if not found.isfinite().all():
+        raise BadInput(f"the model in {run} has diverged: its probabilities are no numbers")
+    if reader.recoloured:
+        notes.append(
+            f"{reader.recoloured} of {len(reader.names)} images are not {card.kind}, as the model's are: converted"
+        )
+    return Predictions(
+        tuple(card.classes), tuple(reader.names), found.numpy(), reader.unreadable, unsure_below, tuple(notes)
+    )
+
+
+def some_of(reader: Reader) -> Iterator[Tensor]:
+    """Batches, or a refusal where nothing can be read."""
+    yield from reader.batches()
+    if not reader.names:
+        (file, reason), *_ = reader.unreadable.items() or [("", "none was given")]
+        raise BadInput(f"none of {own.counted(len(reader.files), 'file')} can be read; {file}: {reason}")
+
+
+def several_of(reader: Reader) -> Iterator[Tensor]:
+    for batch in some_of(reader):
+        if len(batch) == 1:  # of all images, as `batches` leaves none alone
+            raise BadInput("the model needs the statistics of several images (model.buffers = 'local'); give more")
+        yield batch
