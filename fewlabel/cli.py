@@ -17,6 +17,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from enum import StrEnum
 from importlib import import_module
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,7 @@ import click
 import typer
 from typer import Argument, Option
 
-from fewlabel import data_cli
+from fewlabel import data_cli, model_cli
 from fewlabel.errors import BadInput, FewLabelError, RunFailed
 
 if TYPE_CHECKING:
@@ -270,18 +271,25 @@ def show_papers(form: Form) -> None:
 
 
 @app.command("list")
-def list_(what: Annotated[Known, Argument(metavar="WHAT", hidden=True)], form: Format = Form.TEXT) -> None:
+def list_(
+    what: Annotated[Known, Argument(metavar="WHAT", hidden=True)],
+    method: Annotated[str, Argument(metavar="[METHOD]", hidden=True)] = "",
+    form: Format = Form.TEXT,
+) -> None:
     """List what there is to choose from.
 
-    WHAT is methods, datasets, models, partitions, views, or settings with their defaults.
+    WHAT is methods, datasets, models, partitions, views, or settings with their defaults (those of METHOD).
 
     Examples:
       fewlabel list methods
+      fewlabel list settings rscfed
       fewlabel list models --format json
     """
     from fewlabel import display
 
-    display.show_list(display.known(what), form)
+    if method and what != Known.SETTINGS:
+        raise BadInput(f"only settings are listed for a method, as in `fewlabel list settings {method}`")
+    display.show_list(display.known(what, method), form)
 
 
 @app.command()
@@ -308,19 +316,28 @@ def show(
     display.show_result(found_in(directory), form)
 
 
+app.command()(model_cli.predict)
+app.command()(model_cli.export)
+
+
 @app.command()
-def bench(name: Annotated[str, Argument(metavar="[NAME]", hidden=True)] = "", form: Format = Form.TEXT) -> None:
+def bench(
+    name: Annotated[str, Argument(metavar="[NAME]", hidden=True)] = "",
+    full: Annotated[bool, Option("--full", help="All the data where a part is the default: fedavg.")] = False,
+    form: Format = Form.TEXT,
+) -> None:
     """Measure speed.
 
     NAME is a file in benchmarks/ of the source tree, and what it finds is JSON; without NAME, they are listed.
 
     Examples:
       fewlabel bench overhead
+      fewlabel bench fedavg --full
     """
     from fewlabel import display
 
     folder = Path(__file__).parents[1] / "benchmarks"
-    files = {path.stem: path for path in sorted(folder.glob("[!_]*.py"))}
+    files = {path.stem: path for path in sorted(folder.glob("*.py")) if "\ndef main(" in path.read_text()}
     if not files:
         raise BadInput(f"there are no measurements in {folder}: they come with the source tree alone")
     if not name:
@@ -331,7 +348,10 @@ def bench(name: Annotated[str, Argument(metavar="[NAME]", hidden=True)] = "", fo
         raise BadInput(unknown("measurement", name, files))
     sys.path.insert(0, str(folder.parent))  # its worker processes import it by this name
     with redirect_stdout(sys.stderr):
-        found = import_module(f"benchmarks.{name}").main()
+        measure = import_module(f"benchmarks.{name}").main
+        if full and "full" not in signature(measure).parameters:
+            raise BadInput(f"'{name}' has no part that is left out; --full is for fedavg")
+        found = measure(full=True) if full else measure()
     return print(json.dumps(found, indent=1))
 
 
@@ -490,7 +510,7 @@ def interruptible(again: str) -> Iterator[Callable[[], bool]]:
 
 def caution(experiments: "Sequence[Experiment]") -> None:
     """Tells once what may not be meant, though it runs."""
-    for sentence in dict.fromkeys(experiment.caution for experiment in experiments if experiment.caution):
+    for sentence in dict.fromkeys(sentence for experiment in experiments for sentence in experiment.cautions):
         tell(sentence)
 
 

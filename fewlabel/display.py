@@ -116,7 +116,7 @@ def span(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
 
 
-def known(what: str) -> list[dict[str, Any]]:
+def known(what: str, method: str = "") -> list[dict[str, Any]]:
     """Names and what they stand for; methods also with the places where labels may be."""
     if what == "methods":
         from fewlabel.experiment import ROWS
@@ -140,26 +140,7 @@ def known(what: str) -> list[dict[str, Any]]:
 
         abouts = {name: entry.about for name, entry in MODELS.items()}
     elif what == "settings":
-        from fewlabel.experiment import Experiment, Stream
-        from fewlabel.strict import settings
-
-        usual = Experiment(stream=Stream())  # whose own settings have defaults where there is one
-        told = {key: about for key, about in settings(Experiment).items() if key != "method"}
-        told["method.name"] = "one of `fewlabel list methods`, whose own settings are method.*", "text"
-        told |= {f"method.{key}": about for key, about in settings(type(usual.method)).items()}
-        defaults = {"method.name": usual.name} | {
-            key: reduce(getattr, key.split("."), usual) for key in told if key != "method.name"
-        }
-        off = "off unless a stream.* is set; "
-        return [
-            {
-                "name": key,
-                "default": "none" if defaults[key] is None else str(defaults[key]),
-                "about": off * key.startswith("stream.") + about,
-                "allowed": allowed,
-            }
-            for key, (about, allowed) in told.items()
-        ]
+        return settings_of(method)
     elif what == "views":
         from fewlabel.data.views import VIEWS
 
@@ -169,6 +150,34 @@ def known(what: str) -> list[dict[str, Any]]:
 
         abouts = {name: about for name, (_, about) in PARTITIONS.items()}
     return [{"name": name, "about": about} for name, about in abouts.items()]
+
+
+def settings_of(method: str = "") -> list[dict[str, Any]]:
+    """All settings of an experiment with its usual method, or those of one method."""
+    from fewlabel.experiment import ROWS, Experiment, Stream, read_method
+    from fewlabel.strict import settings
+
+    usual = Experiment(stream=Stream())  # whose own settings have defaults where there is one
+    chosen = read_method(ROWS[method][0] if method in ROWS else method) if method else usual.method
+    told = {key: about for key, about in settings(Experiment).items() if key != "method" and not method}
+    told["method.name"] = "one of `fewlabel list methods`, whose own settings are method.*", "text"
+    told |= {f"method.{key}": about for key, about in settings(type(chosen)).items()}
+
+    def default(key: str) -> Any:
+        whole, path = (chosen, key.split(".")[1:]) if key.startswith("method.") else (usual, key.split("."))
+        return reduce(lambda part, name: getattr(part, name, None), path, whole)
+
+    defaults = {key: default(key) for key in told} | {"method.name": method or usual.name}
+    off = "off unless a stream.* is set; "
+    return [
+        {
+            "name": key,
+            "default": "none" if defaults[key] is None else str(defaults[key]),
+            "about": off * key.startswith("stream.") + about,
+            "allowed": allowed,
+        }
+        for key, (about, allowed) in told.items()
+    ]
 
 
 def leaves(method: Any) -> str:

@@ -287,14 +287,25 @@ class Experiment:
             raise BadInput("clients.min_replies is more than the clients that take part in a round; lower it")
 
     @property
-    def caution(self) -> str:
-        """What may not be meant, though it runs; empty if there is nothing."""
-        if self.stream is None or (step := (self.rounds - 1) // self.stream.rounds + 1) >= self.stream.steps:
-            return ""
-        return (
-            f"after {self.rounds} rounds the stream is at step {step} of {self.stream.steps}, and no client gets the "
-            "images of later ones; raise rounds, or lower stream.steps or stream.rounds"
-        )
+    def cautions(self) -> list[str]:
+        """What may not be meant, though it runs."""
+        found = []
+        if self.stream and (step := (self.rounds - 1) // self.stream.rounds + 1) < self.stream.steps:
+            found.append(
+                f"after {self.rounds} rounds the stream is at step {step} of {self.stream.steps}, and no client gets "
+                "the images of later ones; raise rounds, or lower stream.steps or stream.rounds"
+            )
+        if getattr(self.method, "warmup", 0) >= self.rounds:
+            found.append(
+                f"{self.name}: all of its {self.rounds} rounds are warm-up, in which labeled clients train alone; "
+                "raise rounds, or lower method.warmup"
+            )
+        if getattr(self.method, "group_size", 0) > self.clients.count and getattr(self.method, "sub_sampling", False):
+            found.append(
+                f"{self.name}: its groups of method.group_size = {self.method.group_size} are all alike, as there are "
+                f"{self.clients.count} clients"
+            )
+        return found
 
     def _refuse_unused(self) -> None:
         """Refuses settings that would change nothing: whoever set them expects something else."""

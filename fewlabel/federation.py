@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from functools import cache
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +99,7 @@ class Site(Generic[C]):
         bare = self._buffers == "local" and self.statistics is None and not tree.statistics(weights)
         if self._buffers != "global":
             weights = tree.untrained(self.model) | weights | (self.statistics or {})
-        self.model.load_state_dict(weights)
+        tree.load(self.model, weights)
         if bare and tree.statistics(weights) and (self.labeled or self.unlabeled):
             # A network without statistics, as before a site's first training, would label its images at random.
             self.statistics = batch_statistics(self.model, self._images())
@@ -201,6 +201,14 @@ class Method(Protocol[S]):
 
     def model(self, state: S) -> Tree | None:
         """The weights that are evaluated and shipped; None where there is no shared model."""
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """An upload that knows of more than types and shapes what it must be to fit a network."""
+
+    def check(self, network: Tree) -> None:
+        """Raises ValueError with a sentence about what does not."""
 
 
 class TooFewReplies(RunFailed):
@@ -330,7 +338,9 @@ def accept(task: Task, client: ClientInfo, round: int, data: bytes, network: Tre
     try:
         upload = wire.unpack(task.upload, data, finite=True)
         wire.check_like(upload, network)
-    except wire.WireError as error:
+        if isinstance(upload, Checked):
+            upload.check(network)
+    except (wire.WireError, ValueError) as error:
         raise ClientError(client.id, task.name, round, f"its upload is refused: {error}") from None
     return upload
 
@@ -347,7 +357,7 @@ def batch_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Tree:
 
     def parts() -> Iterator[tuple[int, Tree]]:
         for images in batches:
-            model(images)
+            model(images if len(images) > 1 else torch.cat([images, images]))  # BatchNorm needs two
             yield len(images), tree.statistics(model.state_dict())
 
     try:

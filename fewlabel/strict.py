@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -73,6 +76,7 @@ def keys(cls: Any) -> list[str]:
 def settings(cls: Any) -> dict[str, tuple[str, str]]:
     """Of each dotted key that a table of `cls` may set what it is about, and what it may be."""
     found: dict[str, tuple[str, str]] = {}
+    comments = _comments(cls)
     for f, hint in _fields(cls):
         custom = "read" in f.metadata
         core, ranges, _ = (None, [], False) if custom else _open(hint)
@@ -80,8 +84,19 @@ def settings(cls: Any) -> dict[str, tuple[str, str]]:
             found |= {_join(f.name, key): told for key, told in settings(core).items()}
         else:
             kind = "" if custom else " ".join([_accepts(core, built=False)[1], *map(str, ranges)])
-            found[f.name] = f.metadata.get("about", ""), kind
+            found[f.name] = f.metadata.get("about", comments.get(f.name, "")), kind
     return found
+
+
+@cache
+def _comments(cls: Any) -> dict[str, str]:
+    """What the source says beside each field, where there is a source."""
+    try:
+        lines = inspect.getsource(cls).splitlines()
+    except (OSError, TypeError):
+        return {}
+    found = (re.match(r"    (\w+): .*  # (?!type:|noqa)(.+)", line) for line in lines)
+    return {match[1]: match[2] for match in found if match}
 
 
 def parse(text: str) -> Any:

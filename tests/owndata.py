@@ -3,6 +3,7 @@
 import numpy as np
 
 from fewlabel.data.datasets import Raw
+from fewlabel.data.raw import Part, whole
 
 CALLS: list[str] = []
 
@@ -35,6 +36,13 @@ def shades() -> Raw:
     images = draw.integers(0, 64, (300, 1, 8, 8)) + 192 * labels.reshape(-1, 1, 1, 1)
     split = images.astype(np.uint8), labels
     return Raw(("dark", "bright"), {"train": split, "test": split})
+
+
+def hospitals() -> Raw:
+    """As many dark as bright images of `shades`: hospitals 0 and 1 hold one, 2 and 3 many, 4 two of one class."""
+    images, labels = (values[100:] for values in shades().splits["train"])
+    split = Part(labels, whole(images, labels).read, clients=np.array([0, 1, *[2, 3] * 98, 4, 4]))
+    return Raw(("dark", "bright"), {"train": split, "validation": split, "test": split})
 
 
 def floats() -> Raw:

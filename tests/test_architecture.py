@@ -95,6 +95,8 @@ def test_a_method_imports_what_it_is_made_of_and_nothing_that_runs_it(path):
     allowed = {"learn", "tree", "federation", "strict", "rng", "errors", "wire", "data.sets"}
     if path.name == "__init__.py":
         allowed = {"methods", "learn"}
+    elif "_" in path.stem:  # another version of a method may build on it
+        allowed.add(f"methods.{path.stem.partition('_')[0]}")
     assert {module for module in ours(path) if not within(module, allowed)} == set()
     assert outside(path) <= {"torch"}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fewlabel import tree
+from fewlabel import reproduce, tree
 from fewlabel.federation import ClientInfo
 from fewlabel.learn import residual
 from fewlabel.learn.labeling import class_shares, select, thresholds
@@ -99,7 +99,7 @@ def rounds(method: CBAFed, number: int) -> list[float]:
     """After so many rounds, each of whose mean is its number as a unit vector, the share of each."""
     state = State({"w": torch.eye(12)[0]}, {"w": torch.eye(12)[0]}, torch.zeros(2, dtype=torch.int64))
     for round in range(1, number + 1):
-        upload = Update({"w": torch.eye(12)[round]}, torch.tensor([1, 1]))
+        upload = Update({"w": torch.eye(12)[round]}, 2, torch.tensor([1, 1]))
         state = method.round(state, Uploads({A: upload, U: upload}, round=round))
     return state.model["w"].tolist()
 
@@ -228,8 +228,8 @@ def test_batches_too_are_labeled_in_evaluation_mode():
 
 def test_cbafed_eq7_and_20_count_and_weigh_what_was_trained_on():
     replies = {
-        A: Update(weights([4.0, 0.0]), torch.tensor([2, 1])),
-        U: Update(weights([0.0, 8.0]), torch.tensor([0, 5])),  # 5 of its 50
+        A: Update(weights([4.0, 0.0]), 3, torch.tensor([2, 1])),
+        U: Update(weights([0.0, 8.0]), 5, torch.tensor([0, 5])),  # 5 of its 50
         ClientInfo(3, 0, 50): None,
     }
     fed = Uploads(replies, round=2)
@@ -242,7 +242,7 @@ def test_cbafed_eq7_and_20_count_and_weigh_what_was_trained_on():
     ("changes", "share"), [({"labeled_share": 0.5}, 0.5), ({"labeled_times": 10}, 30 / 35), ({}, 3 / 8)]
 )
 def test_labeled_clients_may_weigh_more(changes, share):
-    replies = {A: Update(weights([1.0, 0.0]), torch.tensor([2, 1])), U: Update(ZERO, torch.tensor([0, 5]))}
+    replies = {A: Update(weights([1.0, 0.0]), 3), U: Update(ZERO, 5)}
     state = CBAFed(**changes).round(State(ZERO, ZERO, torch.tensor([9, 9])), Uploads(replies, round=2))
     close(values(state.model)[0], [share, 0.0])
 
@@ -276,7 +276,7 @@ def sent(method: CBAFed, counts: Tensor, round: int = 2) -> Message:
 def test_a_warm_up_in_which_nobody_answers_takes_longer():
     method, nobody = CBAFed(warmup=1), torch.zeros(2, dtype=torch.int64)
     late = method.round(State(ZERO, ZERO, nobody), Uploads({A: None, U: None}, round=1))
-    fed = Uploads({A: Update(ZERO, torch.tensor([2, 1])), U: None}, round=2)
+    fed = Uploads({A: Update(weights([1.0, 0.0]), 3), U: None}, round=2)
     warmed = method.round(late, fed)
     assert [(who, told.warm) for who, told in fed.sent] == [(A.id, True)]
     fed = Uploads({A: None, U: None}, round=3)
@@ -326,9 +326,11 @@ def test_without_its_parts_it_is_fixed_labeling_with_one_threshold():  # Table 4
 # Who selects next to nothing
 
 
-@pytest.mark.parametrize("labeling", ["fixed", "refreshed", "batch"])
-@pytest.mark.parametrize("pixels", [[0, 0, 0], [9, 0, 0]])
-def test_who_selects_fewer_than_two_images_sends_nothing_and_harms_nothing(labeling, pixels):
+@pytest.mark.parametrize(
+    ("labeling", "pixels"),
+    [("fixed", [0, 0, 0]), ("refreshed", [0, 0, 0]), ("batch", [0, 0, 0]), ("batch", [9, 0, 0])],
+)
+def test_who_selects_nothing_or_one_of_a_batch_sends_nothing_and_harms_nothing(labeling, pixels):
     norm = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(1), nn.Linear(1, 2))
     norm[2].load_state_dict({"weight": torch.tensor([[L3], [0.0]]), "bias": torch.zeros(2)})
     one = site(0, unlabeled=pixels, network=norm)  # which could not train on one image
@@ -337,6 +339,31 @@ def test_who_selects_fewer_than_two_images_sends_nothing_and_harms_nothing(label
     after = replace(ONCE, labeling=labeling, epochs_unlabeled=2, tail=False).round(state, fed)
     assert all(torch.equal(after.model[name], value) for name, value in state.model.items())
     assert (after.counts.tolist(), one.state) == ([3, 4], None)
+
+
+@pytest.mark.parametrize("labeling", ["fixed", "refreshed"])
+def test_who_selects_one_image_trains_on_it(labeling):
+    norm = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(1), nn.Linear(1, 2))
+    norm[2].load_state_dict({"weight": torch.tensor([[L3], [0.0]]), "bias": torch.zeros(2)})
+    one = site(0, unlabeled=[9, 0, 0], network=norm)
+    upload = replace(ONCE, labeling=labeling).local_update(one, message(tree.of(norm), [0.9, 0.9]))
+    assert (upload.used, upload.counts.tolist()) == (1, [1, 0])
+    # BatchNorm makes 0 of an image seen twice, so p = (1/2, 1/2).
+    assert upload.model["2.bias"].tolist() == pytest.approx([1 / 2, -1 / 2], abs=1e-4)
+
+
+NOT_COUNTED = ("fed-consist-batch", "fed-consist-plus", "fed-selftraining", "fedavg-plus")
+
+
+@pytest.mark.parametrize("name", ["cbafed", *NOT_COUNTED])
+def test_classes_are_counted_only_where_thresholds_or_rare_classes_need_it(name):
+    method = replace(METHODS[name], local=STEP, warmup=0, warmup_epochs=1)
+    upload = method.local_update(site(0, LABELS), message(ZERO, [0.9, 0.9]))
+    counts = None if upload.counts is None else upload.counts.tolist()
+    assert (upload.used, counts) == (3, None if name in NOT_COUNTED else [2, 1])
+    fed = Uploads({A: upload}, round=1)
+    method.round(State(ZERO, ZERO, torch.zeros(2, dtype=torch.int64)), fed)
+    assert ("class_counts" in fed.logged) == (name not in NOT_COUNTED)
 
 
 def test_an_epoch_that_selects_nothing_leaves_the_work_of_those_before(monkeypatch):
@@ -386,7 +413,7 @@ def test_a_run_tells_pseudo_labels_per_epoch(labeling, epochs, run_dir):
     assert ("pseudo_labels" in line) == (labeling != "none")
     anew = epochs == 5 and labeling in ("refreshed", "batch")
     assert list(line.get("pseudo_labels_per_epoch", {})) == (["1", "2", "3", "4", "5"] if anew else [])
-    assert len(line["thresholds"]) == len(line["class_counts"]) == 10
+    assert not line.keys() & {"thresholds", "class_counts"}  # one for all, which need not be counted
 
 
 # Clients with labeled and unlabeled images
@@ -443,3 +470,11 @@ def test_the_rows_are_what_the_paper_and_its_code_say():
     assert METHODS["fedavg-plus"] == replace(paper, labeling="none", warmup=0)
     training = {"labeling": "refreshed", "threshold": 0.0, "warmup": 0, "local": FedIRM().local}
     assert METHODS["fed-selftraining"] == replace(paper, **training, **plain)
+
+
+def test_in_its_tables_all_methods_train_11_epochs_on_labels_and_1_without():
+    names = "fedirm", "rscfed", "fed-consist", "fed-consist-plus", "cbafed"
+    rows = [row for n in (1, 2, 3) for row in reproduce.select(f"cbafed-table{n}") if row.name.endswith(names)]
+    methods = [row.experiment().method for row in rows]
+    assert len(methods) == 35
+    assert {(m.local.epochs, m.epochs_unlabeled) for m in methods} == {(11, 1)}

@@ -19,7 +19,7 @@ from tests.conftest import SMALL
 
 QUICK = [word for change in (*SMALL, "rounds=2") for word in ("--set", change)]
 ROOT = Path(__file__).parents[1]
-COMMANDS = ["run", "compare", "sweep", "list", "show", "bench"]
+COMMANDS = ["run", "compare", "sweep", "list", "show", "predict", "export", "bench"]
 
 
 class Finished(NamedTuple):
@@ -367,6 +367,28 @@ def test_a_stream_that_outlasts_the_run_is_told_in_one_line(fewlabel: Command) -
     assert fewlabel("run", *QUICK, *stream).err.count(told) == 1
     assert fewlabel("sweep", *QUICK, *stream, "--seeds", "0,1", "--workers", "1").err.count(told) == 1
     assert "stream" not in fewlabel("run", *QUICK, *stream, "--set", "stream.steps=2").err
+
+
+def test_rounds_that_are_all_warm_up_and_groups_that_are_all_alike_are_told(fewlabel: Command) -> None:
+    found = fewlabel("run", *QUICK, "--method", "rscfed", "--set", "method.warmup=2", "--set", "method.group_size=99")
+    assert "rscfed: all of its 2 rounds are warm-up, in which labeled clients train alone; raise rounds" in found.err
+    assert "rscfed: its groups of method.group_size = 99 are all alike" in found.err
+    assert "warm-up" not in fewlabel("run", *QUICK, "--method", "rscfed", "--set", "method.warmup=1").err
+
+
+def test_settings_of_a_method_are_listed_as_its_source_explains_them(fewlabel: Command) -> None:
+    found = {row["name"]: row for row in json.loads(fewlabel("list", "settings", "fedmatch", "--format", "json").out)}
+    assert all(name.startswith("method.") for name in found)
+    assert found["method.name"]["default"] == "fedmatch"
+    assert found["method.confidence"] == {
+        "name": "method.confidence",
+        "default": "0.75",
+        "about": "tau",
+        "allowed": "a number from 0 to 1",
+    }
+    assert "method.teacher_decay" in fewlabel("list", "settings", "fedirm").out  # off by default
+    assert "did you mean 'rscfed'?" in fewlabel("list", "settings", "rscfedd").err
+    assert "only settings are listed for a method" in fewlabel("list", "models", "rscfed").err
 
 
 def test_settings_are_listed_with_their_defaults(fewlabel: Command) -> None:

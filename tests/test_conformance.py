@@ -49,6 +49,8 @@ def experiment(method, setting: Setting, buffers: str = "global") -> Experiment:
         method = replace(method, local=replace(method.local, epochs=1, batch_size=32))
     if hasattr(method, "warmup_epochs"):
         method = replace(method, warmup_epochs=2, threshold=0.0, skip=2)
+    if hasattr(method, "helpers_every"):
+        method = replace(method, helpers_every=2, confidence=0.2)
     if hasattr(method, "uncertainty"):
         method = replace(method, uncertainty=3.0)
     if hasattr(method, "warmup"):
@@ -244,3 +246,21 @@ def test_any_client_and_all_labeled_ones_may_be_missing(method, setting, tmp_pat
         _, state = list(islice(train(fed.method, fed, fed.method.init(fed)), 2))[-1]
         model = fed.method.model(state)
         assert model is None or all(value.isfinite().all() for value in model.values() if value.is_floating_point())
+
+
+@pytest.mark.parametrize("buffers", ["global", "local", "recomputed"])
+@pytest.mark.parametrize(("method", "setting"), CASES)
+def test_a_site_may_have_a_single_image_with_a_label_and_one_without(method, setting, buffers, tmp_path):
+    """Which BatchNorm could not be trained on. Hospital 4 has an image of each kind where every client has some."""
+    labels = Labels(at=setting.value, per_class=1)
+    if setting == Setting.SOME_CLIENTS:
+        labels = Labels(at=setting.value, ids=(0, 2))
+    whole = replace(
+        experiment(method, setting, buffers),
+        rounds=2,
+        data=Data("tests.owndata:hospitals", image_size=8),
+        clients=Clients(count=5, partition="by-column", min_size=1),
+        labels=labels,
+    )
+    execute(prepare(whole, tmp_path), executor=Serial())
+    assert len(lines(tmp_path)) == 2

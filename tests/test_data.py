@@ -106,6 +106,22 @@ def test_a_single_image_left_over_joins_the_batch_before(images, size, sizes):
     assert [int(i) for batch in batches for i in batch] == list(range(images))
 
 
+def test_a_single_image_is_trained_on_twice_at_once_each_time_seen_anew():
+    images = Images(numbered(50).pixels.expand(-1, 1, 8, 8).contiguous(), (0.0,), (1 / 255,))
+    labeled = Labeled(images, torch.tensor([42]), torch.tensor([7]), generator())
+    unlabeled = Unlabeled(images, torch.tensor([41, 42]), generator())
+    views = set()
+    for size in (1, 4) * 4:
+        [(x, y)] = labeled.batches("weak", size)
+        [(weak, index)] = unlabeled.batches(("weak",), size, subset=torch.tensor([1]))
+        assert (y.tolist(), index.tolist()) == ([7, 7], [1, 1])
+        assert (len(x), len(weak)) == (2, 2)
+        views |= {tuple(one.flatten().tolist()) for one in x}
+    assert len(views) > 2
+    [(x, y)] = labeled.batches("plain", shuffle=False)  # which is for predictions, one for each image
+    assert (len(x), y.tolist()) == (1, [7])
+
+
 def test_batches_show_each_image_once_with_its_label():
     where = torch.tensor([4, 8, 15, 16, 23, 42])
     labeled = Labeled(numbered(50), where, where % 5, generator())
@@ -465,8 +481,10 @@ def test_a_raw_data_set_is_checked():
         Raw(("a", "b"), {"train": (image, y), "test": (image, y), "extra": (image, y)})
     with pytest.raises(BadInput, match=r"test images must be .* with labels \[1\]"):
         Raw(("a", "b"), {"train": (image, y), "test": (image, y[:1])})
-    with pytest.raises(BadInput, match="train labels must be from 0 to 0"):
-        Raw(("a",), {"train": (image, y), "test": (image, y)})
+    with pytest.raises(BadInput, match="train labels must be from 0 to 1"):
+        Raw(("a", "b"), {"train": (image, y + 1), "test": (image, y)})
+    with pytest.raises(BadInput, match="a data set has two classes or more, found a"):
+        Raw(("a",), {"train": (image, 0 * y), "test": (image, 0 * y)})
 
 
 def test_resizing_is_bilinear_with_antialiasing():

@@ -317,7 +317,8 @@ def test_the_resolved_file_names_every_setting_that_has_a_value(tmp_path):
         "name": "fedavg",
         "weights": "uniform",
         "proximal": 0.01,
-        "unlabeled": "none", "weight_unlabeled": 1.0, "confidence": 0.75, "batch_unlabeled": 50, "sharing": True,
+        "unlabeled": "none", "weight_unlabeled": 1.0, "confidence": 0.75, "batch_unlabeled": 50, "decay": 3.0,
+        "sharing": True,
         "local": {
             "epochs": 5, "batch_size": 10, "lr": 0.03, "optimizer": "sgd", "momentum": 0.9, "second_momentum": 0.999,
             "weight_decay": 5e-4, "clip": 5.0,

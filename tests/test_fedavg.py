@@ -13,11 +13,12 @@ from torch import nn
 from fewlabel import tree
 from fewlabel.cli import main
 from fewlabel.data.sets import Images, Labeled
-from fewlabel.federation import ClientInfo, Model, Reply, Site
+from fewlabel.errors import BadInput
+from fewlabel.federation import ClientInfo, Reply, Site
 from fewlabel.learn.agreement import annealed, fixmatch, uda
 from fewlabel.learn.loop import Local
 from fewlabel.methods import METHODS, fedavg
-from fewlabel.methods.fedavg import FedAvg
+from fewlabel.methods.fedavg import FedAvg, Message, State
 from fewlabel.results import Comparison, Result
 from fewlabel.rng import Rng
 from fewlabel.runs import execute, read_rounds
@@ -60,7 +61,7 @@ class Two:
                 yield Reply(number, client, task(self.sites[client.id], message))
 
 
-START = Model({"1.weight": torch.zeros(2, 1), "1.bias": torch.zeros(2)})
+START = State({"1.weight": torch.zeros(2, 1), "1.bias": torch.zeros(2)})
 
 
 def after(method: FedAvg, federation: Two) -> tuple[list[float], list[float]]:
@@ -107,15 +108,15 @@ def second_step(mu: float) -> tuple[float, float]:
 @pytest.mark.parametrize("mu", [0.0, 0.01, 0.5])
 def test_fedprox_pulls_each_step_towards_the_model_that_was_received(mu):
     method = FedAvg(local=replace(PLAIN, epochs=2), proximal=mu)
-    found = method.local_update(site(1, 3.0, [1]), START).model
+    found = method.local_update(site(1, 3.0, [1]), Message(START.model)).model
     weight, bias = second_step(mu)
     torch.testing.assert_close(found["1.weight"], torch.tensor([[weight], [-weight]]))
     torch.testing.assert_close(found["1.bias"], torch.tensor([bias, -bias]))
 
 
 def test_fedprox_pulls_towards_what_was_received_and_not_towards_zero():
-    received = Model({"1.weight": torch.full((2, 1), 7.0), "1.bias": torch.full((2,), -3.0)})
-    near = FedAvg(local=PLAIN, proximal=0.9).local_update(site(1, 3.0, [1]), received).model
+    received = State({"1.weight": torch.full((2, 1), 7.0), "1.bias": torch.full((2,), -3.0)})
+    near = FedAvg(local=PLAIN, proximal=0.9).local_update(site(1, 3.0, [1]), Message(received.model)).model
     # The first step starts where the model was received, so there is nothing to pull yet; (7, 7) says (1/2, 1/2) too.
     assert near["1.weight"].flatten().tolist() == [5.5, 8.5]
     assert near["1.bias"].tolist() == [-3.5, -2.5]
@@ -144,7 +145,7 @@ def test_fedprox_without_its_term_is_fedavg_to_the_bit(run_dir):
 
 
 def test_a_client_without_labels_sends_nothing():
-    assert FedAvg().local_update(site(0, 1.0, []), START) is None
+    assert FedAvg().local_update(site(0, 1.0, []), Message(START.model)) is None
 
 
 def test_only_clients_with_labels_are_asked(run_dir):
@@ -174,7 +175,8 @@ def test_the_ledger_counts_a_model_down_and_a_model_up_for_each_client(run_dir):
     execute(directory, workers=1)
     line = read_rounds(directory)[0]
     numbers = sum(value.nbytes for value in Simulation(directory, Serial()).initial.values())
-    assert line["bytes_up"] == line["bytes_down"] == line["model_bytes"] / 2
+    assert line["bytes_up"] == line["model_bytes"] / 2
+    assert 0 < line["bytes_down"] - line["bytes_up"] <= 3 * 16  # the rate
     assert 3 * numbers < line["bytes_up"] < 3 * (numbers + 4000)  # and the names of the entries
 
 
@@ -182,7 +184,7 @@ def test_the_ledger_counts_a_model_down_and_a_model_up_for_each_client(run_dir):
 
 
 def stepped(local: Local, epochs: int = 1) -> Tree:
-    return FedAvg(local=replace(local, epochs=epochs)).local_update(site(1, 3.0, [1]), START).model
+    return FedAvg(local=replace(local, epochs=epochs)).local_update(site(1, 3.0, [1]), Message(START.model)).model
 
 
 def test_clipping_bounds_the_step_of_a_client():
@@ -195,7 +197,10 @@ def test_clipping_bounds_the_step_of_a_client():
 def test_momentum_starts_anew_at_each_client_and_in_each_round():
     one = site(1, 3.0, [1])
     method = FedAvg(local=replace(PLAIN, momentum=0.9))
-    first, second = method.local_update(one, START).model, method.local_update(one, START).model
+    first, second = (
+        method.local_update(one, Message(START.model)).model,
+        method.local_update(one, Message(START.model)).model,
+    )
     assert torch.equal(first["1.weight"], second["1.weight"])
 
 
@@ -209,13 +214,13 @@ def test_batches_are_of_the_size_asked_for():
     seen: list[int] = []
     one = site(0, 1.0, [0, 1] * 8)
     one.model.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
-    FedAvg(local=replace(PLAIN, batch_size=5, epochs=2)).local_update(one, START)
+    FedAvg(local=replace(PLAIN, batch_size=5, epochs=2)).local_update(one, Message(START.model))
     assert seen == [5, 5, 6, 5, 5, 6]  # the sixteenth image is not left alone
 
 
 def test_a_local_model_is_shown_to_who_measures_it():
     one = site(1, 3.0, [1], watched=True)
-    upload = FedAvg(local=PLAIN).local_update(one, START)
+    upload = FedAvg(local=PLAIN).local_update(one, Message(START.model))
     (shown,) = one.scored
     assert torch.equal(shown["1.weight"], upload.model["1.weight"])
 
@@ -238,7 +243,7 @@ def test_training_learns(run_dir):
 # FixMatch and UDA, by hand on a network that says (3/4, 1/4) of any image that it sees as 0; views are all alike
 
 LN3 = math.log(3)
-THREE_TO_ONE = Model(weights([0.0, 0.0], [LN3, 0.0]))
+THREE_TO_ONE = State(weights([0.0, 0.0], [LN3, 0.0]))
 FIXMATCH = FedAvg(local=PLAIN, unlabeled="fixmatch", confidence=0.7)
 UDA = FedAvg(local=PLAIN, unlabeled="uda")
 WEAK, STRONG = torch.tensor([[LN3, 0.0]]), torch.tensor([[math.log(6), 0.0]])  # (3/4, 1/4) and (6/7, 1/7)
@@ -248,7 +253,7 @@ def sigmoid(z: float) -> float:
     return 1 / (1 + math.exp(-z))
 
 
-def moved(model: Tree, before: Model = THREE_TO_ONE) -> float:
+def moved(model: Tree, before: State = THREE_TO_ONE) -> float:
     """How far the first bias went; the second goes as far the other way, and of images seen as 0 no weight goes."""
     first, second = (model["1.bias"] - before.model["1.bias"]).tolist()
     assert first == pytest.approx(-second, abs=1e-6)
@@ -257,16 +262,17 @@ def moved(model: Tree, before: Model = THREE_TO_ONE) -> float:
 
 
 class Few(Sites):
-    """Sites, and a server that may have labels."""
+    """Sites, and a server that may have labels, and has a validation set."""
 
     def __init__(self, *sites: Site[Any], labeled: Any = (), **more: Any) -> None:
         super().__init__(*sites, **more)
-        self.server, self.trained = hand_site(-1, labeled), 0
+        self.server, self.trained = hand_site(-1, labeled, validation=hand_site(-1, [(0, 0)]).labeled), 0
 
     def map(self, task: Any, items: Iterable[Any]) -> Iterator[Any]:
-        assert not self.sent  # the server is first
         for item in items:
-            self.trained += 1
+            if task.__name__ == "local_update":
+                assert not self.sent  # the server is first
+                self.trained += 1
             yield task(self.server, item)
 
 
@@ -278,16 +284,19 @@ def test_fixmatchs_loss_is_of_sure_images_on_the_strong_view_in_the_mean_over_al
 def test_fixmatch_at_a_client_adds_both_losses():
     one = hand_site(0, [(0, 0)], [0, 0, 0])
     # Both have the gradient (p - y) = (-1/4, 1/4), since the pseudo-label is 0.
-    assert moved(FIXMATCH.local_update(one, THREE_TO_ONE).model) == 1 / 4 + 1 / 4
-    assert moved(replace(FIXMATCH, weight_unlabeled=3.0).local_update(one, THREE_TO_ONE).model) == 1 / 4 + 3 / 4
-    assert moved(replace(FIXMATCH, confidence=0.8).local_update(one, THREE_TO_ONE).model) == 1 / 4
+    assert moved(FIXMATCH.local_update(one, Message(THREE_TO_ONE.model)).model) == 1 / 4 + 1 / 4
+    assert (
+        moved(replace(FIXMATCH, weight_unlabeled=3.0).local_update(one, Message(THREE_TO_ONE.model)).model)
+        == 1 / 4 + 3 / 4
+    )
+    assert moved(replace(FIXMATCH, confidence=0.8).local_update(one, Message(THREE_TO_ONE.model)).model) == 1 / 4
 
 
 def test_fixmatch_learns_at_clients_without_labels_from_sure_images_alone():
     # Of x = 1 a weight of (-ln 3, 0) makes (1/2, 1/2), which is not sure.
-    received = Model(weights([-LN3, 0.0], [LN3, 0.0]))
+    received = State(weights([-LN3, 0.0], [LN3, 0.0]))
     one = hand_site(0, unlabeled=[0, 1])
-    found = FIXMATCH.local_update(one, received).model
+    found = FIXMATCH.local_update(one, Message(received.model)).model
     assert (found["1.bias"] - received.model["1.bias"]).tolist() == pytest.approx([1 / 8, -1 / 8], abs=1e-6)
     [(index, label, epoch)] = one.audited
     assert (index.tolist(), label.tolist(), epoch) == ([0], [0], 1)
@@ -328,10 +337,10 @@ def test_udas_annealing_begins_with_the_chance_of_a_guess():
 
 def test_uda_at_a_client():
     # Views are alike, so that consistency has no gradient; the label 0 is learned too well for the beginning.
-    assert moved(UDA.local_update(hand_site(0, [(0, 0)], [0, 0]), THREE_TO_ONE).model) == 0
-    assert moved(UDA.local_update(hand_site(0, [(0, 1)], [0, 0]), THREE_TO_ONE).model) == -3 / 4
+    assert moved(UDA.local_update(hand_site(0, [(0, 0)], [0, 0]), Message(THREE_TO_ONE.model)).model) == 0
+    assert moved(UDA.local_update(hand_site(0, [(0, 1)], [0, 0]), Message(THREE_TO_ONE.model)).model) == -3 / 4
     last = hand_site(0, [(0, 0)], [0, 0], round=100, rounds=100)
-    assert moved(UDA.local_update(last, THREE_TO_ONE).model) == 1 / 4  # the bound is (1 + e^-0.05) / 2
+    assert moved(UDA.local_update(last, Message(THREE_TO_ONE.model)).model) == 1 / 4  # the bound is (1 + e^-0.05) / 2
 
 
 def test_udas_annealing_counts_steps_over_all_rounds(monkeypatch):
@@ -339,14 +348,14 @@ def test_udas_annealing_counts_steps_over_all_rounds(monkeypatch):
     monkeypatch.setattr(fedavg, "annealed", lambda logits, y, done: seen.append(done) or logits.sum())
     method = replace(UDA, local=replace(PLAIN, epochs=2))
     for round in (1, 2, 3):
-        method.local_update(hand_site(0, [(0, 0)] * 3, [0] * 120, round=round, rounds=3), THREE_TO_ONE)
+        method.local_update(hand_site(0, [(0, 0)] * 3, [0] * 120, round=round, rounds=3), Message(THREE_TO_ONE.model))
     # 120 images are three batches of 50; two epochs are six steps a round, and three rounds eighteen.
     assert seen == pytest.approx([t / 18 for t in range(18)])
 
 
 def test_audits_are_by_epoch():
     one = hand_site(0, unlabeled=[0] * 70)
-    replace(FIXMATCH, local=replace(PLAIN, epochs=2)).local_update(one, THREE_TO_ONE)
+    replace(FIXMATCH, local=replace(PLAIN, epochs=2)).local_update(one, Message(THREE_TO_ONE.model))
     assert [(len(index), epoch) for index, _, epoch in one.audited] == [(50, 1), (20, 1), (50, 2), (20, 2)]
 
 
@@ -369,7 +378,7 @@ def test_fedprox_pulls_unlabeled_steps_too():
     method = replace(FIXMATCH, proximal=0.5, local=replace(PLAIN, epochs=2))
     first = 1 / 4
     second = first + (1 - sigmoid(LN3 + 2 * first)) - 0.5 * first
-    assert moved(method.local_update(one, THREE_TO_ONE).model) == second
+    assert moved(method.local_update(one, Message(THREE_TO_ONE.model)).model) == second
 
 
 def test_where_the_server_has_the_labels_it_trains_first_and_clients_go_on_with_unlabeled_images():
@@ -381,12 +390,81 @@ def test_where_the_server_has_the_labels_it_trains_first_and_clients_go_on_with_
     assert moved(state.model) == 1 / 4 + 1 - sigmoid(LN3 + 1 / 2)
 
 
+# Learning rates that fall
+
+
+# Of an image seen as 0 a step of rate r towards label 0 lessens the validation loss, one towards label 1 does not.
+DECAY = FedAvg(local=PLAIN, patience=2, decay=4.0)
+
+
+def sent_rates(fed: Few) -> dict[int, float]:
+    return {client: message.rate for client, message in fed.sent}
+
+
+def test_a_clients_rate_falls_when_its_model_is_no_better_on_the_servers_validation_set():
+    state, found = State(weights([0.0, 0.0])), []
+    for _ in range(6):
+        fed = Few(hand_site(0, [(0, 0)]), hand_site(1, [(0, 1)]))
+        # What is averaged is left out, so that each round of a client is as the one before.
+        state = replace(DECAY.round(state, fed), model=state.model)
+        found.append(sent_rates(fed))
+    # The first round sets the mark, two more that do not pass it divide the rate by 4. Client 0 then makes a smaller
+    # step and stays above its mark; client 1, whose step is away from label 0, gets below it by a smaller one.
+    assert [one[0] for one in found] == [1, 1, 1, 0.25, 0.25, 0.0625]
+    assert [one[1] for one in found] == [1, 1, 1, 0.25, 0.25, 0.25]
+
+
+def test_the_rate_is_of_the_step_with_labels_and_without():
+    method = FedAvg(local=replace(PLAIN, lr=0.8, lr_unlabeled=0.4), unlabeled="fixmatch", confidence=0.7)
+    with_labels, without = hand_site(0, [(0, 0)]), hand_site(0, unlabeled=[0, 0])
+    for one, lr in ((with_labels, 0.8), (without, 0.4)):
+        for rate in (1.0, 0.25):
+            found = method.local_update(one, Message(THREE_TO_ONE.model, rate)).model
+            assert moved(found) == rate * lr * 1 / 4
+
+
+def test_the_server_has_a_rate_too():
+    state, found = State(weights([0.0, 0.0])), []
+    for _ in range(4):
+        fed = Few(hand_site(0, unlabeled=[0]), labeled=[(0, 1)])
+        state = replace(DECAY.round(state, fed), model=state.model)
+        found.append(state.rates["server"].lr)
+    assert found == [1, 1, 0.25, 0.25]
+
+
+def test_without_patience_nothing_is_scored_and_rates_stay():
+    fed = Few(hand_site(0, [(0, 1)]))
+    assert FedAvg(local=PLAIN).round(State(weights([0.0, 0.0])), fed).rates == {}
+    assert sent_rates(fed) == {0: 1.0}
+
+
+def test_what_falling_rates_need_is_said():
+    fed = Few(hand_site(0, [(0, 0)]))
+    with pytest.raises(BadInput, match=r"unset method.patience, or share them$"):
+        replace(DECAY, sharing=False).init(fed)
+    fed.server.validation = None
+    assert FedAvg().init(fed).rates == {}
+    with pytest.raises(BadInput, match=r"fall by a validation set; set labels.validation, such as 0.1$"):
+        DECAY.init(fed)
+
+
+def test_falling_rates_are_the_same_with_any_number_of_workers_and_in_the_checkpoint(small_run, pool):
+    changes = ("model=tests.nets:tiny", "labels.clients=3", "rounds=3", "method.patience=1", "method.local.lr=1.0")
+    one, two = (small_run("method=fedavg", *changes) for _ in range(2))
+    execute(one, workers=1)
+    execute(two, executor=pool)
+    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+    constant = small_run("method=fedavg", *changes[:3], changes[-1])
+    execute(constant, workers=1)
+    assert (one / "model.safetensors").read_bytes() != (constant / "model.safetensors").read_bytes()
+
+
 # Local-*: nothing is shared
 
 
 def test_each_client_goes_on_from_its_own_model_of_the_round_before():
     fed = Few(hand_site(0, [(0, 0)]), hand_site(1, [(0, 1)]))
-    method, start = FedAvg(local=PLAIN, sharing=False), Model(weights([0.0, 0.0]))
+    method, start = FedAvg(local=PLAIN, sharing=False), State(weights([0.0, 0.0]))
     state = method.round(start, fed)
     assert [one.scored[0]["1.bias"].tolist() for one in fed.sites.values()] == [[0.5, -0.5], [-0.5, 0.5]]
     again = method.round(state, fed)

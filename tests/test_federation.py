@@ -31,7 +31,7 @@ from fewlabel.federation import (
     task_of,
     tasks,
 )
-from fewlabel.methods.fedavg import FedAvg
+from fewlabel.methods.fedavg import FedAvg, Message
 from fewlabel.rng import Rng
 from fewlabel.runs import execute, read_rounds
 from fewlabel.simulate import Simulation
@@ -221,7 +221,7 @@ def test_a_task_runs_from_bytes_to_bytes_with_its_own_random_numbers():
 
 def test_a_task_that_returns_nothing_sends_nothing():
     task = tasks(FedAvg)["local_update"]
-    message = wire.pack(Model(tree.of(nn.Linear(1, 1))), Model)
+    message = wire.pack(Message(tree.of(nn.Linear(1, 1))))
     assert perform(FedAvg(), task, bare_site(labeled=None), message) is None
 
 
@@ -429,8 +429,8 @@ def test_batch_statistics_know_no_dropout():
 
 def test_a_model_that_fails_keeps_its_momentum():
     norm = nn.BatchNorm1d(1)
-    with pytest.raises(ValueError, match="Expected more than 1 value"):
-        batch_statistics(norm, [torch.ones(1, 1)])
+    with pytest.raises(ValueError, match="expected 2D or 3D input"):
+        batch_statistics(norm, [torch.ones(1)])
     assert norm.momentum == 0.1
 
 

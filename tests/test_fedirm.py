@@ -1,6 +1,7 @@
 """FedIRM (Liu et al., MICCAI 2021), equation by equation, with values worked out by hand on softmax regression."""
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fewlabel import models, tree
+from fewlabel.errors import BadInput
+from fewlabel.experiment import read
 from fewlabel.learn.loop import Local
 from fewlabel.learn.relation import class_sums, entropy, matching, ramp, relation, with_dropout
-from fewlabel.learn.teacher import MeanTeacher
 from fewlabel.methods import METHODS
 from fewlabel.methods.fedirm import FedIRM, Relation, State
+from fewlabel.reproduce import select
 from fewlabel.runs import execute, read_rounds
 from tests.hand import STEP, Sites, passes, site, values, weights
 from tests.nets import tiny
@@ -53,13 +56,13 @@ class TwoViews:
 # first logit less the second. The loss 2 (p0 - p0')^2 has the derivative 4 (1/2) p0 (1 - p0) = 3/8 by z of the one
 # view and -3/8 by z' of the other; the weight takes in x = 1 and x' = -1, so 3/8 + 3/8, and the bias 3/8 - 3/8.
 @pytest.mark.parametrize(
-    ("teacher", "weight", "bias"),
-    [(None, 3 / 4, 0.0), (MeanTeacher(temperature=1.0), 3 / 8, 3 / 8)],  # nothing flows through a teacher
+    ("decay", "weight", "bias"),
+    [(None, 3 / 4, 0.0), (0.99, 3 / 8, 3 / 8)],  # nothing flows through a teacher
 )
-def test_fedirm_eq1_draws_both_predictions_together(teacher, weight, bias):
+def test_fedirm_eq1_draws_both_predictions_together(decay, weight, bias):
     one = site(0, unlabeled=[0])
     one.unlabeled = TwoViews()
-    upload = replace(FULL, teacher=teacher).local_update(one, State(weights([L3, 0.0])))
+    upload = replace(FULL, teacher_decay=decay).local_update(one, State(weights([L3, 0.0])))
     found = values(upload.model)
     close(found, [[L3 - weight, weight], [-bias, bias]])
     assert upload.relation is None
@@ -348,12 +351,28 @@ def test_a_persistent_adam_goes_on_where_it_was(persistent, expected):
 
 def test_a_teacher_persists_and_follows_the_students_of_all_rounds():
     one = site(0, unlabeled=[1, 1])
-    method = FedIRM(local=STILL, teacher=METHODS["fedirm-authors"].teacher)
+    method = FedIRM(local=STILL, teacher_decay=0.99)
     for weight in (2.0, 4.0, 9.0):
         method.local_update(one, State(weights([weight, 0.0])))
     # It begins as the mean of all students: 2, then (2 + 4) / 2, then (2 + 4 + 9) / 3.
     assert (one.state.step, one.state.teacher["1.weight"][0].item()) == (3, pytest.approx(5.0, abs=1e-6))
     assert one.state.optimizer is None
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(None, (3, 3)), (1, (3, 1))])
+def test_unlabeled_clients_may_train_for_fewer_epochs(epochs, expected):
+    method = FedIRM(local=replace(STEP, epochs=3), passes=1, epochs_unlabeled=epochs)
+    clients = site(0, [(1, 0), (1, 1)]), site(1, unlabeled=[1, 1])
+    seen = passes(clients[0])
+    for one in clients:
+        method.local_update(one, START)
+    assert ([training for training, _ in seen].count(True), len(clients[1].audited)) == expected
+
+
+def test_relations_stay_where_nobody_matches_them():
+    labels = [(1, 0), (1, 1)]
+    assert FedIRM(local=STEP).local_update(site(0, labels), START).relation
+    assert METHODS["fed-consistency"].local_update(site(0, labels), START).relation is None
 
 
 def test_clients_keep_nothing_by_default():
@@ -380,8 +399,20 @@ def test_the_rows_are_what_the_paper_and_its_code_say():
     assert authors.per_batch
     assert authors.persistent_optimizer
     assert not authors.eq5_as_printed
-    teacher = authors.teacher
-    assert (teacher.decay, teacher.ramp, teacher.temperature, teacher.weight) == (0.99, True, 1.0, 1.0)
+    assert (paper.teacher_decay, authors.teacher_decay) == (None, 0.99)
+
+
+@pytest.mark.parametrize("name", ["fedirm-table1/ich-fedirm", "fedirm-fig2b/2-fedirm", "fedirm-fig2c/*fedirm"])
+def test_a_table_tells_how_to_have_what_the_authors_code_does(name):
+    row = select(name)[0]
+    assert row.experiment(re.findall(r"--set (\S+)", row.notes[0])).method == METHODS["fedirm-authors"]
+    assert "--rounds 200." in row.notes[0]
+
+
+def test_a_teacher_is_there_by_its_own_setting_alone():
+    assert read({}, ["method=fedirm", "method.teacher_decay=0.9"]).method == FedIRM(teacher_decay=0.9)
+    with pytest.raises(BadInput, match="teacher"):
+        read({}, ["method=fedirm", "method.teacher.decay=0.9"])
 
 
 # What a run leaves behind

@@ -1,8 +1,10 @@
 """FedMatch (Jeong et al., first version, 2020), equation by equation, worked out by hand on softmax regression."""
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -12,8 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fewlabel import wire
+from fewlabel.cli import main
 from fewlabel.errors import BadInput
-from fewlabel.federation import ClientError, ClientInfo, Reply, Site, tasks
+from fewlabel.federation import ClientError, ClientInfo, Reply, Site, accept, tasks
+from fewlabel.learn import decomposed as decomposed_module
 from fewlabel.learn.agreement import agreed, confident, inter_client
 from fewlabel.learn.decomposed import Decomposed
 from fewlabel.learn.loop import Local
@@ -265,6 +269,44 @@ def test_fedmatch_eq_4_of_models_that_are_never_right_is_the_plain_mean():
     assert values(BARE.round(START, fed).sigma)[0] == approx(3, -3)
 
 
+def test_fedmatch_eq_4_where_some_have_labels_is_among_those_who_moved_that_part():
+    # Of four images psi = (-1, 1) alone is right in 1/4, sigma = (1, -1) alone in 3/4, and (2, -2) + (-4, 4) in 1/4.
+    models = (weights([1, -1]), None), (None, weights([-1, 1])), (weights([2, -2]), weights([-4, 4]))
+    state = BARE.round(START, Given(START, *models, validation=QUARTERS))
+    sigma, psi = 3 / 4 * 1 + 1 / 4 * 2, (1 / 4 * -1 + 1 / 4 * -4) / (1 / 4 + 1 / 4)
+    assert values(state.sigma)[0] == approx(sigma, -sigma)
+    assert values(state.psi)[0] == approx(psi, -psi)
+    assert [helper.client for helper in state.helpers] == [
+        "1",
+        "2",
+    ]  # client 0 is more reliable, but has no psi to lend
+    assert state.rates.keys() == {"0", "1", "2"}
+
+
+def test_a_part_that_nobody_moved_stays_to_the_bit():
+    state = State(SEEN, HELPER)
+    fed = Given(state, (weights([1, 0]), None))
+    assert BARE.round(state, fed).psi is state.psi
+    assert fed.logged["psi_density"] == 0
+    assert BARE.round(state, Given(state, (None, NOTHING))).sigma is state.sigma
+
+
+def test_fedmatch_eq_4_among_those_who_moved_a_part_and_are_never_right_is_the_plain_mean():
+    # Client 0 is right, but has moved psi alone; the sigmas of the others, (1, 0) and (3, 0), are wrong about x = 1.
+    models = (None, weights([0, 5])), (weights([1, 0]), None), (weights([3, 0]), None)
+    state = BARE.round(START, Given(START, *models, validation=[(1, 1)]))
+    assert values(state.sigma)[0] == approx(2, 0)
+    assert values(state.psi)[0] == approx(0, 5)
+
+
+def test_where_some_clients_have_labels_they_move_sigma_and_the_others_psi():
+    fed = Few(site(0, [(0, 0), (0, 0)]), site(1, unlabeled=[0, 0]))
+    state = replace(BARE, confidence=0.0).round(START, fed)
+    # One client's step is 0.1 * 10 * (1 - 1/2), the other's 0.1 * (1 - 1/2), both towards label 0.
+    assert values(state.sigma)[1] == approx(1 / 2, -1 / 2)
+    assert values(state.psi)[1] == approx(1 / 20, -1 / 20)
+
+
 def test_a_score_is_the_share_of_right_answers_and_the_mean_cross_entropy():
     labeled = site(0, [(0, 0), (0, 0), (0, 1)]).labeled
     found = score(lambda x: torch.tensor([LN3, 0.0]).expand(len(x), 2), labeled)
@@ -272,7 +314,7 @@ def test_a_score_is_the_share_of_right_answers_and_the_mean_cross_entropy():
 
 
 def test_silence_keeps_the_state():
-    state = replace(START, helpers=(Helper("1", NOTHING),))
+    state = replace(START, helpers=(Helper("1", pack(NOTHING)),))
     assert BARE.round(state, Given(START, None, None)) is state
 
 
@@ -284,7 +326,7 @@ def test_helpers_are_the_h_most_reliable_and_all_clients_get_them():
     models, validation = [(None, weights([1, 0], [0.5 - n, 0])) for n in (4, 2, 1)], [(n, 0) for n in (1, 2, 3, 4)]
     first = BARE.round(START, Given(START, *models, validation=validation))
     assert [helper.client for helper in first.helpers] == ["2", "1"]
-    assert [values(helper.psi)[1][0] for helper in first.helpers] == [-0.5, -1.5]
+    assert [values(unpack(helper.psi, NOTHING))[1][0] for helper in first.helpers] == [-0.5, -1.5]
     again = Given(first, *models, validation=validation)
     BARE.round(first, again)
     for _, sent in again.sent:
@@ -294,7 +336,7 @@ def test_helpers_are_the_h_most_reliable_and_all_clients_get_them():
 
 
 def test_who_helps_need_not_be_sent_its_own_psi():
-    state = replace(START, helpers=(Helper("1", weights([1, 1])), Helper("0", weights([2, 2]))))
+    state = replace(START, helpers=(Helper("1", pack(weights([1, 1]))), Helper("0", pack(weights([2, 2])))))
     fed = Given(state, None, None, None)
     replace(BARE, help_oneself=False).round(state, fed)
     sent = {who: [values(unpack(psi, NOTHING))[0][0] for psi in said.helpers] for who, said in fed.sent}
@@ -399,9 +441,9 @@ def steps_of(method: FedMatch, one: Site[Any], sent: Message, monkeypatch: pytes
         real(model, optimizer, batches, *more)
         found.append((len(batches[0][0]), *(a != b for a, b in zip(before, bits(), strict=True))))
 
-    real = fedmatch.fit
+    real = decomposed_module.fit
     monkeypatch.setattr(fedmatch, "Decomposed", Watched)
-    monkeypatch.setattr(fedmatch, "fit", fit)
+    monkeypatch.setattr(decomposed_module, "fit", fit)
     method.local_update(one, sent)
     return found
 
@@ -509,6 +551,24 @@ def test_entries_of_psi_near_zero_leave_as_zeros():
     assert all(torch.equal(kept[name], before[name]) for name in before)
 
 
+def test_entries_that_hardly_moved_leave_as_they_came():
+    # The label moves biases by 0.1 * 0.1 * 1/2, and weights not at all; psi is drawn to zero by 0.1 * 0.05 each.
+    method = replace(BARE, weight_labeled=0.1, weight_l1=0.05, confidence=1.0, keep_below=0.006)
+    sigma, psi = weights([1, 1], [2, 2]), weights([0.5, 0.001], [0.5, 0.5])
+    one = site(0, [(0, 0)], [0])
+    update = method.local_update(one, message(sigma, psi))
+    for part in (update.sigma, update.psi):
+        assert (part.values.tolist(), part.marked.tolist()) == ([], [0])
+    assert one.scored[0]["1.bias"].tolist() == approx(2.5, 2.5)  # what is measured is what leaves
+
+    def after(**settings: float) -> list[float]:
+        return values(unpack(replace(method, **settings).local_update(one, message(sigma, psi)).psi, psi))[0]
+
+    assert after(keep_below=0.004) == approx(0.495, -0.004)
+    assert after(keep_below=0.0005, zero_below=0.0045) == approx(0.495, 0)
+    assert after(keep_below=0.004, zero_below=0.0045) == approx(0.495, 0.001)  # zero is as near to what came
+
+
 def test_nothing_of_the_received_message_is_changed():
     sigma, psi = weights([0.3, -0.2]), weights([0.1, 0.1])
     sent = message(sigma, psi, HELPER)
@@ -576,7 +636,7 @@ def test_the_server_has_a_rate_too():
         found.append(state.rates["server"].lr)
     assert found == [0.8, 0.4, 0.2]
     assert state.rates.keys() == {"server"}
-    sent = method.message(state, "server", method.server_epochs)
+    sent = method.message(state, pack(state.psi), "server", 1)
     assert (sent.lr, sent.epochs) == (0.2, 1)
 
 
@@ -701,6 +761,30 @@ def test_what_does_not_fit_the_network_is_refused_in_a_sentence(packed, sentence
         unpack(packed, flat(*range(10)))
 
 
+@pytest.mark.parametrize(("packed", "sentence"), MALFORMED, ids=range(len(MALFORMED)))
+@pytest.mark.parametrize("part", ["sigma", "psi"])
+def test_what_does_not_fit_the_network_is_refused_where_uploads_are_accepted(part, packed, sentence):
+    data, task = wire.pack(Update(**{part: packed})), tasks(FedMatch)["local_update"]
+    with pytest.raises(ClientError, match=rf"^client 7 failed .* of round 3: its upload is refused: .*{sentence}"):
+        accept(task, ClientInfo(7, 1, 1), 3, data, flat(*range(10)))
+
+
+def test_sigma_comes_with_batchnorms_statistics_and_psi_without():
+    network, task = {name: value.clone() for name, value in tiny(1, 10, 8).state_dict().items()}, "local_update"
+    every = {name: value for name, value in network.items() if value.is_floating_point()}
+    bare = {name: value for name, value in every.items() if "running" not in name}
+
+    def accepted(update: Update) -> bool:
+        try:
+            return accept(tasks(FedMatch)[task], ClientInfo(7, 1, 1), 3, wire.pack(update), network) is not None
+        except ClientError:
+            return False
+
+    assert accepted(Update(pack(every), pack(bare)))
+    assert not accepted(Update(pack(bare), pack(bare)))
+    assert not accepted(Update(pack(every), pack(every)))
+
+
 # Whole runs: digits, SimpleCNN, labels at the server, images that come in steps
 
 DISJOINT = (
@@ -804,6 +888,23 @@ def test_where_clients_have_labels_both_parts_are_sent_and_what_is_not_forgotten
     assert 0 < last["shown"]["labeled_accuracy"] <= 1
 
 
+def test_what_a_single_model_forgets_of_its_labels_is_in_the_lines_and_reproduced(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    changes = ["data=digits", "data.image_size=16", "model=tests.nets:tiny", "stream.steps=10", "evaluate.every=1"]
+    words = [word for change in changes for word in ("--set", change)]
+    rows = ["reproduce", "fedmatch-fig5c/batch-*", "--rounds", "2", "--workers", "1", "--out", "here", *words]
+    assert main(rows) == 0
+    told = capsys.readouterr().out
+    assert main([*rows, "--format", "json"]) == 0
+    for row in json.loads(capsys.readouterr().out)["rows"]:
+        last = read_rounds(Path(row["directories"][0]))[-1]
+        kept = last["shown"]["labeled_accuracy"]
+        assert 0 < kept < 1
+        assert row["ours"]["labeled_accuracy"]["mean"] == pytest.approx(100 * kept)
+        assert last["images_unlabeled"] <= 2 * (1197 - 50) // 10  # of a step
+    assert told.count("accuracy on own labels") == 3
+
+
 # Rows
 
 
@@ -816,6 +917,7 @@ def test_the_defaults_are_those_of_the_paper():
         weight_l2=0.01,
         weight_l1=0.0,
         zero_below=0.0,
+        keep_below=0.0,
         psi_start=0.2,
         batch_unlabeled=50,
         server_epochs=1,

@@ -909,7 +909,7 @@ def test_a_split_that_is_not_there_or_leaves_nothing_is_refused(data, publish):
     publish("breastmnist")
     with pytest.raises(BadInput, match="there is no split '90-10'; there are published, 80-20, 70-10-20, fedmatch"):
         datasets.load("breastmnist", 8, split="90-10")
-    raw = Raw(("a",), {"all": Part(np.zeros(1, int), lambda _: iter(()))})
+    raw = Raw(("a", "b"), {"all": Part(np.zeros(1, int), lambda _: iter(()))})
     with pytest.raises(BadInput, match=r"1 images are too few for this data\.split"):
         datasets.write_labels(raw, sides(raw.parts, "80-20", 0), data)
 

@@ -1,6 +1,7 @@
 """RSCFed (Liang et al., CVPR 2022), equation by equation, worked out by hand on softmax regression."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,8 +16,9 @@ from fewlabel.learn.loop import Local
 from fewlabel.learn.teacher import MeanTeacher, Teacher, consistency, sharpen
 from fewlabel.methods import METHODS
 from fewlabel.methods.rscfed import RSCFed
+from fewlabel.reproduce import select
 from fewlabel.simulate import Simulation
-from tests.hand import STEP, Sites, site, weights
+from tests.hand import STEP, Sites, passes, site, weights
 
 ONE = RSCFed(groups=1, beta=0.0, labeled_share=None, local=STEP)  # one group, averaged by size
 START = Model(weights([0.0, 0.0], [math.log(3), 0.0]))
@@ -160,6 +162,17 @@ def test_a_client_with_both_kinds_adds_both_losses_at_the_rate_of_labeled_ones()
     assert one.state.step == 1
 
 
+@pytest.mark.parametrize(("epochs", "expected"), [(None, [3, 3, 3]), (1, [3, 3, 1])])
+def test_clients_without_labels_may_train_for_fewer_epochs(epochs, expected):
+    method = replace(ONE, local=replace(STEP, epochs=3), epochs_unlabeled=epochs)
+    clients = site(0, [(1, 0)]), site(1, [(1, 0)], [1]), site(2, unlabeled=[1, 1])
+    seen = [passes(one) for one in clients]
+    for one in clients:
+        method.local_update(one, START)
+    steps = [[training for training, _ in each].count(True) for each in seen]
+    assert steps == [expected[0], 2 * expected[1], expected[2]]  # both losses, at the client with both
+
+
 @pytest.mark.parametrize(("persistent", "second"), [(True, 3 / 8), (False, 1 / 4)])
 def test_momentum_stays_with_the_client_if_it_is_to(persistent, second):
     # Both rounds have the gradient -1/4 from START; what is left of the first is 1/2 * 1/4.
@@ -238,13 +251,12 @@ LAST_TWO = [False, False, True, True]
     ],
 )
 def test_labeled_clients_get_their_share_or_so_many_times_their_weight(sizes, labeled, favoured, weights):
-    assert favour(torch.tensor(sizes).double().log(), labeled, **favoured) == pytest.approx(weights)
+    assert favour(torch.tensor(sizes).double().log(), sizes, labeled, **favoured) == pytest.approx(weights)
 
 
-def test_labeled_clients_get_their_share_even_if_eq_6_leaves_them_next_to_nothing():
+def test_labeled_clients_divide_their_share_by_size_even_if_eq_6_leaves_them_next_to_nothing():
     logs = torch.tensor([-5000.0, 0.0, -5001.0], dtype=torch.float64)
-    e = math.e
-    assert favour(logs, [True, False, True], 0.5) == pytest.approx([0.5 * e / (e + 1), 0.5, 0.5 / (e + 1)])
+    assert favour(logs, [1, 7, 3], [True, False, True], 0.5) == pytest.approx([0.5 / 4, 0.5, 0.5 * 3 / 4])
 
 
 @pytest.mark.parametrize(
@@ -275,6 +287,7 @@ def replies(*labeled: bool) -> list[Reply[Model]]:
         ({}, (True, False, False), CONSENSUS),
         ({"reweighting": False}, (True, False, False), 3),
         ({"labeled_share": 0.5}, (True, False, False), 0.5 * 0 + 0.5 * (4 * 2 + 8 * 5) / 12),
+        ({"labeled_share": 0.5}, (True, False, True), 0.5 * 2 + 0.5 * (1 * 0 + 2 * 5) / 3),  # by size
         ({"labeled_times": 6.0}, (False, True, False), (0 + 6 * 4 * 2 + 8 * 5) / (1 + 24 + 8)),
         ({"beta": 0.0, "beta_labeled": BETA}, (True, False, False), CONSENSUS),
         ({"beta": 0.0, "beta_labeled": BETA}, (False, False, False), 3),
@@ -310,7 +323,7 @@ AGAIN = pull(math.log(3), math.log(3) + CONSISTENT)  # the second training, afte
 @pytest.mark.parametrize(
     ("reuse", "asked", "mean"),
     [
-        (False, [1, 1, 0], (CONSISTENT + (AGAIN + SUPERVISED) / 2) / 2),
+        (False, [1, 0, 1], (CONSISTENT + (AGAIN + SUPERVISED) / 2) / 2),
         (True, [0, 1], (CONSISTENT + (CONSISTENT + SUPERVISED) / 2) / 2),
     ],
 )
@@ -337,7 +350,7 @@ def test_reuse_bears_a_client_that_is_silent():
 def test_without_sub_sampling_all_are_one_group(options, mean):
     fed = Few(site(0, [(1, 0)]), site(1, unlabeled=[1] * 3), group0=[0])
     assert moved(replace(ONE, groups=3, **options).round(START, fed)) == approx(mean)
-    assert fed.asked == [0, 1]
+    assert fed.asked == [1, 0]  # the larger one first
 
 
 def drawn(directory, rounds: Iterable[int]) -> list[list[int]]:
@@ -444,4 +457,18 @@ def test_the_authors_warm_up_lasts_seven_rounds():
     assert fed.asked == [0]
     fed.round = 8
     METHODS["rscfed-authors"].round(START, fed)
-    assert fed.asked == [0] + 3 * [0, 1]
+    assert fed.asked == [0] + 3 * [1, 0]
+
+
+def test_a_table_tells_how_to_have_what_the_authors_code_does_on_isic():
+    for table in ("rscfed-table1", "rscfed-table2"):
+        [row] = select(f"{table}/isic-rscfed")
+        method = row.experiment(re.findall(r"--set (\S+)", row.notes[-1])).method
+        assert (method.beta, method.beta_labeled, method.labeled_times, method.warmup) == (0.01, 0.01, 200, 7)
+        assert "--rounds 800;" in row.notes[-1]
+
+
+def test_groups_of_table_4_are_never_all_clients():
+    for row in select("rscfed-table4/*-rscfed"):
+        e = row.experiment()
+        assert (e.method.groups, e.method.group_size) == (3, 3 if e.clients.count == 5 else 5)

@@ -16,6 +16,7 @@ from fewlabel.data.partition import Partition
 from fewlabel.evaluate import Audit
 from fewlabel.experiment import Experiment, Stream
 from fewlabel.federation import Setting, broadcast
+from fewlabel.methods.fedavg import Message
 from fewlabel.rng import Rng
 from fewlabel.runs import Interrupted, execute, prepare, read_rounds, summary
 from fewlabel.simulate import Simulation
@@ -133,7 +134,7 @@ def test_a_reply_tells_the_size_of_its_round_whenever_its_client_was_listed(run_
     whole = len(fed.world.partition.shares[0].labeled)
     sizes = [len(part) for part in np.array_split(np.arange(whole), 3)]
     for fed.round in (1, 2, 3, 4):
-        (reply,) = fed.run(fed.method.local_update, broadcast(before, state))
+        (reply,) = fed.run(fed.method.local_update, broadcast(before, Message(state.model)))
         assert reply.client.num_labeled == [*sizes, sizes[-1]][fed.round - 1]
         fed.finish_round(None)
 

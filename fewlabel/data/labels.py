@@ -79,6 +79,4 @@ def validation(y: np.ndarray, sites: Sequence[Index], share: float, rng: Rng) ->
 def wrong(y: np.ndarray, labeled: Index, classes: int, share: float, rng: Rng) -> np.ndarray:
     """A share of the labeled images and, below them, for each another class than its own, any with the same chance."""
     images = np.sort(rng.numpy.choice(labeled, round(share * len(labeled)), replace=False))
-    if len(images) and classes < 2:
-        raise BadInput(f"labels.noise = {share} needs another class than the one there is; set labels.noise = 0")
-    return np.stack([images, (y[images] + rng.numpy.integers(1, max(2, classes), len(images))) % classes])
+    return np.stack([images, (y[images] + rng.numpy.integers(1, classes, len(images))) % classes])

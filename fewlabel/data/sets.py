@@ -43,6 +43,12 @@ def cut(order: Tensor, size: int) -> list[Tensor]:
     return batches
 
 
+def shuffled(images: Tensor, rng: torch.Generator) -> Tensor:
+    """A random order to train in. Where there is a single image, it comes twice, seen anew: BatchNorm needs two."""
+    order = images[torch.randperm(len(images), generator=rng)]
+    return order.repeat(2) if len(order) == 1 else order
+
+
 @dataclass
 class Tally:
     """How many images a site trained on: those drawn while gradients were on, by whether it has their labels."""
@@ -78,8 +84,7 @@ class Unlabeled:
         `counted` is how many of the views go through a backward pass.
         """
         chosen = torch.arange(len(self)) if subset is None else subset
-        order = chosen[torch.randperm(len(chosen), generator=self._rng)] if shuffle else chosen
-        for index in cut(order, size):
+        for index in cut(shuffled(chosen, self._rng) if shuffle else chosen, size):
             self.count(counted * len(index))
             yield (*(self._images.view(self._where[index], view, self._rng) for view in views), index)
 
@@ -121,7 +126,7 @@ class Labeled:
 
     def batches(self, view: str = "weak", size: int = 64, shuffle: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass: images and labels."""
-        order = torch.randperm(len(self), generator=self._rng) if shuffle else torch.arange(len(self))
-        for index in cut(order, size):
+        chosen = torch.arange(len(self))
+        for index in cut(shuffled(chosen, self._rng) if shuffle else chosen, size):
             self._tally.add(len(index), int(self._pseudo[index].sum()))
             yield self._images.view(self._where[index], view, self._rng), self.y[index]

@@ -1,5 +1,6 @@
 """Each client's share as files of its own, with the labels that it has and no trace of the others."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,28 @@ if TYPE_CHECKING:
     from fewlabel.data.partition import Partition
 
 
+TERMS = "terms.json"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all sites of a federation must read alike, or they would not train one model."""
+
+    classes: tuple[str, ...]  # in their order
+    channels: int
+    image_size: int
+    mean: tuple[float, ...]  # per channel, of pixels in 0..1
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, dataset: "Dataset") -> "Terms":
+        images = dataset.splits["train"].images
+        return cls(dataset.classes, dataset.channels, dataset.image_size, images.mean, images.std)
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(vars(self), indent=1))
+
+
 @dataclass(frozen=True)
 class Written:
     """A site as it was written."""
@@ -29,7 +52,7 @@ class Written:
 
 
 def write(dataset: "Dataset", partition: "Partition", to: Path, kind: str, seed: int) -> list[Written]:
-    """A folder or an npz for each client, the server, the validation and the test set."""
+    """A folder or an npz for each client, the server, the validation and the test set; and their common terms."""
     if to.exists() and not to.is_dir():
         raise BadInput(f"{to} is a file; --to needs a directory, an empty or new one")
     try:
@@ -38,16 +61,28 @@ def write(dataset: "Dataset", partition: "Partition", to: Path, kind: str, seed:
             raise BadInput(f"{to} is not empty; choose another directory by --to")
         written = []
         for name, pixels, labels, groups in sites(dataset, partition):
-            # In the data set's order, which is often by class, the names of files would tell what is in them.
-            order = Rng(seed, "write", name).numpy.permutation(len(labels))
+            order = mixed(labels, Rng(seed, "write", name))
             path = to / (f"{name}.npz" if kind == "npz" else name)
             patients = None if groups is None else renumbered(groups[order])
             writer = write_npz if kind == "npz" else write_folder
             writer(path, pixels[order], labels[order], dataset.classes, patients)
             written.append(Written(path, int((labels >= 0).sum()), int((labels < 0).sum())))
+        Terms.of(dataset).save(to / TERMS)
         return written
     except OSError as error:
         raise StorageError(f"{to} cannot be written: {error.strerror or error}") from None
+
+
+def mixed(labels: np.ndarray, rng: Rng) -> np.ndarray:
+    """An order in which images with and without labels come mixed, and each kind in the order of the share.
+
+    That is a random one, so the names of files tell nothing of what is in them; and it is the one that a simulation
+    trains in, so the site does too.
+    """
+    known, order = labels >= 0, np.empty(len(labels), np.int64)
+    place = rng.numpy.permutation(known)
+    order[place], order[~place] = np.flatnonzero(known), np.flatnonzero(~known)
+    return order
 
 
 def renumbered(groups: np.ndarray) -> np.ndarray | None:

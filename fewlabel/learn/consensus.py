@@ -35,19 +35,24 @@ def by_distance(sizes: Sequence[float], models: Sequence[Tree], beta: float, kin
 
 
 def favour(
-    logs: Tensor, labeled: Sequence[bool], share: float | None = None, times: float | None = None
+    logs: Tensor,
+    sizes: Sequence[float],
+    labeled: Sequence[bool],
+    share: float | None = None,
+    times: float | None = None,
 ) -> list[float]:
     """Weights that sum to 1, from their logarithms. Labeled clients get more: each so many times its weight, or else
     together a share of all, however small their weights.
 
-    A share is divided among them as their weights are. Where all or none have labels, nothing changes.
+    They divide a share by size. Where all or none have labels, nothing changes.
     """
     has = torch.tensor(labeled, dtype=torch.bool)
     if times is not None:
         return torch.where(has, logs + math.log(times), logs).softmax(0).tolist()
     weights = logs.softmax(0)
     if share is not None and has.any() and not has.all():
-        weights[has], weights[~has] = share * logs[has].softmax(0), (1 - share) * logs[~has].softmax(0)
+        by_size = torch.tensor(sizes, dtype=torch.float64).log()
+        weights[has], weights[~has] = share * by_size[has].softmax(0), (1 - share) * logs[~has].softmax(0)
     return weights.tolist()
 
 
@@ -60,6 +65,6 @@ def average(
         means[labeled] = tree.mean([(weights[labeled], means[labeled]), (weight, model)], default=default)
         weights[labeled] += weight
     kinds = [kind for kind in (True, False) if weights[kind]]
-    logs = torch.tensor([weights[kind] for kind in kinds], dtype=torch.float64).log()
-    favoured = favour(logs, kinds, share, times)
+    sizes = [weights[kind] for kind in kinds]
+    favoured = favour(torch.tensor(sizes, dtype=torch.float64).log(), sizes, kinds, share, times)
     return tree.mean(((weight, means[kind]) for weight, kind in zip(favoured, kinds, strict=True)), default=default)

@@ -32,6 +32,7 @@ class Local:
 
 class Optimizer(Protocol):
     parameters: list[Tensor]
+    lr: float
     slots: dict[str, list[Tensor]]  # what it remembers of each parameter
 
     def step(self) -> None: ...

@@ -40,3 +40,10 @@ class Rate:
         if self.worse + 1 < patience:
             return replace(self, worse=self.worse + 1)
         return Rate(self.lr / factor, self.best)
+
+
+def fallen(
+    rates: dict[str, Rate], scores: dict[str, Score], lr: float, patience: int, factor: float
+) -> dict[str, Rate]:
+    """The rates by name after a round in which some were scored; a new one begins as `lr`."""
+    return rates | {who: rates.get(who, Rate(lr)).after(found.loss, patience, factor) for who, found in scores.items()}

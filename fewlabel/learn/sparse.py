@@ -26,21 +26,32 @@ def pack(new: Tree, old: Tree | None = None) -> Packed:
     return Packed(values[differs], _to_bytes(differs))
 
 
+def trimmed(new: Tree, old: Tree, zero_below: float, keep_below: float) -> Tree:
+    """Numbers near zero as zeros, and those near the old ones as they were: less to send."""
+    near = {name: value.where(value.abs() >= zero_below, 0.0) for name, value in new.items()}
+    return {name: value.where((value - old[name]).abs() >= keep_below, old[name]) for name, value in near.items()}
+
+
 def unpack(packed: Packed, old: Tree) -> Tree:
     """The tree, given the one that it was packed against, or zeros of its shapes."""
     values = _flat(old)
-    if packed.values.dtype != values.dtype or packed.values.ndim != 1:
-        raise ValueError(f"packed numbers must be a vector of {values.dtype}, found {_looks(packed.values)}")
-    marked = _marked(packed, len(values))
-    if int(marked.sum()) != len(packed.values):
-        raise ValueError(f"{len(packed.values)} packed numbers do not fit where {int(marked.sum())} are expected")
-    values[marked] = packed.values
+    values[placed(packed, old)] = packed.values
     parts = torch.split(values, [old[name].numel() for name in sorted(old)])
     return {name: part.view(old[name].shape) for name, part in zip(sorted(old), parts, strict=True)}
 
 
+def placed(packed: Packed, old: Tree) -> Tensor:
+    """Which numbers of the tree are packed; a sentence of what is wrong, where they do not fit it."""
+    count = sum(value.numel() for value in old.values())
+    if packed.values.dtype != torch.float32 or packed.values.ndim != 1:
+        raise ValueError(f"packed numbers must be a vector of torch.float32, found {_looks(packed.values)}")
+    marked = _marked(packed, count)
+    if (expected := int(marked.sum())) != len(packed.values):
+        raise ValueError(f"{len(packed.values)} packed numbers do not fit where {expected} are expected")
+    return marked
+
+
 def _marked(packed: Packed, count: int) -> Tensor:
-    """Which of so many numbers are among the packed ones."""
     if packed.marked is None:
         return torch.ones(count, dtype=torch.bool)
     size = -(-count // 8)

@@ -1,5 +1,6 @@
 """The methods by name, each with its settings. A new one is one new file and one line here."""
 
+from dataclasses import replace
 from typing import Any
 
 from fewlabel.learn.loop import Local
@@ -8,6 +9,7 @@ from fewlabel.methods.cbafed import CBAFed
 from fewlabel.methods.fedavg import FedAvg
 from fewlabel.methods.fedirm import FedIRM
 from fewlabel.methods.fedmatch import FedMatch
+from fewlabel.methods.fedmatch_iclr import FedMatchICLR
 from fewlabel.methods.isofed import IsoFed
 from fewlabel.methods.rscfed import RSCFed
 
@@ -45,7 +47,7 @@ METHODS: dict[str, Any] = {
         mean_logits=True,
         per_batch=True,
         label_smoothing=0.1,
-        teacher=MeanTeacher(decay=0.99, temperature=1.0, ramp=True),
+        teacher_decay=0.99,
         weights="uniform",
         persistent_optimizer=True,
     ),
@@ -54,6 +56,14 @@ METHODS: dict[str, Any] = {
     "isofed": IsoFed(),
     "fedmatch": FedMatch(),
     "fedmatch-sparse": FedMatch(weight_l1=0.01, zero_below=1e-5),
+    "fedmatch-iclr": FedMatchICLR(),
+    "fedmatch-iclr-server": FedMatchICLR(
+        weight_l1=1e-5,
+        zero_below=1e-5,
+        keep_below=1e-5,
+        patience=20,
+        local=replace(FedMatchICLR().local, batch_size=100),
+    ),
     # Baselines of the papers.
     **{
         f"{sharing}-{loss}": FedAvg(local=FedMatch().local, unlabeled=loss, **settings)
@@ -81,6 +91,8 @@ ABOUT = {
     "rscfed-authors": "RSCFed as its authors' code has it for SVHN.",
     "fedirm-authors": "FedIRM as its authors' code has it.",
     "cbafed-authors": "CBAFed as its authors' code has it for SVHN.",
+    "fedmatch-iclr": "FedMatch as its authors' code has it, the ICLR version, for labels at clients; on resnet9.",
+    "fedmatch-iclr-server": "The same for labels at the server: FedMatch as its authors' code has it; on resnet9.",
     "fedmatch-sparse": "FedMatch with a psi that is drawn towards zero, and costs less to send.",
     "fed-consist": "Mean teachers; labeled clients have half of the weight. Fed-Consist as RSCFed's paper has it.",
     "fed-consist-batch": "Pseudo-labels batch by batch, half of the weight to labels: Fed-Consist in CBAFed's paper.",

@@ -9,14 +9,15 @@ are blended with earlier ones (eq. 1, 3, 21: `learn.residual`).
 
 Rounds of eq. 21 are counted from the end of the warm-up, whose model is the first to be blended with, as in the
 authors' code: by the paper's count it would be the untrained one. A client with labeled and unlabeled images trains as
-a labeled one, on both. Whoever has or selects fewer than two images sends nothing. The rare classes of eq. 16 are those
-with less than 0.3 / C of all images, as in the authors' code: with the shares as eq. 13 scales them (`tail_scaled`),
-most classes would be rare where there are few. `cbafed-authors` sets what the authors' code does on SVHN; left out of
-it: training on the very crops that were labeled.
+a labeled one, on both. Whoever selects nothing sends nothing. The rare classes of eq. 16 are those with less than 0.3 /
+C of all images, as in the authors' code: with the shares as eq. 13 scales them (`tail_scaled`), most classes would be
+rare where there are few. `cbafed-authors` sets what the authors' code does on SVHN; left out of it: training on the
+very crops that were labeled, and a last batch of one image that is skipped.
 
-What leaves a site: its weights, which can betray training images to a curious server, and how many images of each
-class it trained on: the class histogram of a labeled client, and about that of an unlabeled one. Sums alone would do:
-weights times images used, and the counts, are only added up.
+What leaves a site: its weights, which can betray training images to a curious server, and how many images it trained
+on; where thresholds or rare classes need it, as in `cbafed` and `cbafed-authors` alone, how many of each class: the
+class histogram of a labeled client, and about that of an unlabeled one. Sums alone would do: weights times images used,
+and the counts, are only added up.
 """
 
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ class State:
 
     model: Tree
     before: Tree  # the model to blend with
-    counts: Tensor  # sigma: images of each class in the last round
+    counts: Tensor  # sigma: images of each class in the last round; zeros where nothing needs them
     lost: int = 0  # rounds of the warm-up in which nobody answered, so that it takes longer
 
 
@@ -60,7 +61,8 @@ class Message:
 @dataclass(frozen=True)
 class Update:
     model: Tree
-    counts: Tensor
+    used: int  # images trained on
+    counts: Tensor | None = None  # of each class
 
 
 @dataclass(frozen=True)
@@ -82,15 +84,20 @@ class CBAFed:
     adaptive: bool = True  # else one threshold for all classes
     tail: bool = True
     residual: bool = True
+    tail_scaled: bool = False  # eq. 16 with the shares of eq. 13, not 8; of two classes, both would be rare
     labeled_share: Share | None = None  # RSCFed's weight adjustment
     # What the authors' code does beyond the paper.
     labeled_times: Positive | None = None  # a factor for each labeled client's weight; 10 for ISIC
-    tail_scaled: bool = False  # eq. 16 with the shares of eq. 13, not 8; of two classes, both would be rare
     blend_from_first: bool = False  # epochs of the residual are counted from the weights after the first
     label_view: Literal["plain", "weak"] = "plain"
     persistent_optimizer: bool = False
 
     settings = frozenset({SOME_CLIENTS, EVERY_CLIENT})
+
+    @property
+    def balanced(self) -> bool:
+        """Whether classes must be counted."""
+        return self.labeling != "none" and (self.adaptive or self.tail)
 
     def init(self, fed: Federation) -> State:
         start = fed.server.weights()
@@ -111,18 +118,19 @@ class CBAFed:
         def uploads() -> Iterator[tuple[float, bool, Tree]]:
             clients = fed.sample(among=fed.labeled if alone else None)
             for reply in fed.run(self.local_update, broadcast(clients, message)):
-                counts.add_(reply.upload.counts)  # eq. 7
-                yield int(reply.upload.counts.sum()), reply.client.num_labeled > 0, reply.upload.model  # eq. 20
+                counts.add_(0 if reply.upload.counts is None else reply.upload.counts)  # eq. 7
+                yield reply.upload.used, reply.client.num_labeled > 0, reply.upload.model  # eq. 20
 
         model = average(uploads(), state.model, self.labeled_share, self.labeled_times)
+        lost = state.lost + int(warm and model is state.model)
         before, turn = state.before, number if warm else number - self.warmup
         if self.residual and turn % self.skip == 0:
             share = self.blend_epochs if alone else self.blend_rounds
             before = model = residual.blend(before, model, share)  # eq. 3, 21
         elif number == self.warmup:
             before = model
-        fed.log(thresholds=bounds, class_counts=counts)
-        lost = state.lost + int(warm and not counts.any())
+        if self.balanced:
+            fed.log(thresholds=bounds, class_counts=counts)
         return State(model, before, counts if counts.any() else state.counts, lost)
 
     @on_client
@@ -132,25 +140,26 @@ class CBAFed:
         unlabeled = None if msg.warm or self.labeling == "none" else site.unlabeled
         number = self.warmup_epochs if msg.warm else self.local.epochs if labels else self.epochs_unlabeled
         share = self.blend_epochs if labels and self.residual else 0.0
-        images, counts = site.labeled, torch.zeros(site.num_classes, dtype=torch.int64)
+        images, trained = site.labeled, torch.zeros(0, dtype=torch.int64)
         for epoch in residual.epochs(model, number, share, self.skip, int(self.blend_from_first)):  # eq. 1
             if unlabeled and self.labeling == "batch":
                 images = self.batchwise(site, unlabeled, msg, steps, epoch)
             elif unlabeled and (epoch == 1 or self.labeling == "refreshed"):
                 found = select(predict(model, unlabeled, self.label_view), msg.thresholds, msg.tail)
                 images = self.labeled(site, unlabeled, *found, epoch)
-            if images is None or len(images) < 2:
+            if not images:
                 continue
             if not (unlabeled and self.labeling == "batch"):
                 batches = images.batches("weak", self.local.batch_size)
                 fit(model, steps, batches, lambda b: cross_entropy(model(b[0]), b[1]), self.local.clip)  # eq. 2, 18
-            counts = torch.bincount(images.y, minlength=site.num_classes)  # eq. 6, 19
-        if not counts.any():
+            trained = images.y
+        if not len(trained):
             return None
         if self.persistent_optimizer:
             site.state = Memory(memory_of(steps))
         site.score(tree.of(model))
-        return Update(site.weights(), counts)
+        counts = torch.bincount(trained, minlength=site.num_classes) if self.balanced else None  # eq. 6, 19
+        return Update(site.weights(), len(trained), counts)
 
     def labeled(self, site: Site[Memory], unlabeled: Unlabeled, index: Tensor, y: Tensor, epoch: int) -> Labeled:
         """A site's labeled images, if any, and those that got a pseudo-label."""
@@ -172,7 +181,7 @@ class CBAFed:
                     p = model.eval()(x).softmax(1)
                 model.train()
                 chosen, y = select(p, msg.thresholds, msg.tail)
-                if len(chosen) > 1:
+                if len(chosen) > 1:  # BatchNorm needs two
                     unlabeled.count(len(chosen))
                     parts.append((x_train[chosen], y))
                     labels[index[chosen]] = y

@@ -7,10 +7,15 @@ FixMatch (Sohn et al., NeurIPS 2020) and UDA (Xie et al., NeurIPS 2020, with ann
 images, by which clients without labels can train, too: the FedMatch paper's baselines. Its Local-* rows share nothing:
 each client goes on from its own model of the round before, and models are measured where they are.
 
+With `patience`, a client's learning rate falls to a third when its model's loss on the server's validation set was not
+lower for so many rounds, as in all rows of the FedMatch paper but Local-*, whose models the server never sees. The
+server then holds all models of a round until they are scored, where it else holds two.
+
 What leaves a site: its weights after training. They can betray training images to a curious server; sums would do.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Literal
 
@@ -19,12 +24,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fewlabel import tree
+from fewlabel.errors import BadInput
 from fewlabel.federation import (
     EVERY_CLIENT,
     SERVER,
     SOME_CLIENTS,
     Federation,
     Model,
+    Reply,
     Site,
     broadcast,
     on_client,
@@ -33,8 +40,21 @@ from fewlabel.federation import (
 from fewlabel.learn.agreement import annealed, confident, fixmatch, uda
 from fewlabel.learn.loop import Local, fit, optimizer, paired, steps
 from fewlabel.learn.losses import proximal
-from fewlabel.strict import Count, NonNegative, Share
+from fewlabel.learn.rate import Rate, Score, fallen, score
+from fewlabel.strict import Count, NonNegative, Positive, Share
 from fewlabel.tree import Tree
+
+
+@dataclass(frozen=True)
+class State:
+    model: Tree
+    rates: dict[str, Rate] = field(default_factory=dict)  # of clients and of the server, as shares of the first one
+
+
+@dataclass(frozen=True)
+class Message:
+    model: Tree
+    rate: float = 1.0  # times the learning rate
 
 
 @dataclass(frozen=True)
@@ -49,33 +69,60 @@ class FedAvg:
     confidence: Share = 0.75  # FixMatch's threshold, as in the FedMatch paper
     batch_unlabeled: Count = 50
     sharing: bool = True  # else each client trains for itself
+    patience: Count | None = None  # rounds without a lower validation loss, after which a learning rate falls
+    decay: Positive = 3.0  # by what it is divided
 
     settings = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
 
-    def init(self, fed: Federation) -> Model:
-        return Model(fed.server.weights())
+    def init(self, fed: Federation) -> State:
+        if self.patience and not self.sharing:
+            raise BadInput("learning rates fall by models that the server sees; unset method.patience, or share them")
+        if self.patience and fed.server.validation is None:
+            raise BadInput("learning rates fall by a validation set; set labels.validation, such as 0.1")
+        return State(fed.server.weights())
 
-    def model(self, state: Model) -> Tree | None:
+    def model(self, state: State) -> Tree | None:
         return state.model if self.sharing else None
 
-    def round(self, state: Model, fed: Federation) -> Model:
+    def round(self, state: State, fed: Federation) -> State:
         if fed.server.labeled and self.sharing:
-            [trained] = fed.map(self.local_update, [state])
-            state = trained or state
+            [trained] = fed.map(self.local_update, [self.message(Message(state.model), state, "server")])
+            if trained:
+                state = State(trained.model, self.rates(state, fed, {"server": trained}))
         present = fed.sample(among=fed.labeled if self.unlabeled == "none" else None)
-        replies = fed.run(self.local_update, broadcast(present, state))
+        jobs = ((c, self.message(shared, state, str(c.id))) for c, shared in broadcast(present, Message(state.model)))
+        replies: Iterable[Reply[Model]] = fed.run(self.local_update, jobs)
+        rates = state.rates
+        if self.patience:
+            replies = list(replies)
+            rates = self.rates(state, fed, {str(reply.client.id): reply.upload for reply in replies})
         used = ((r.client.num_labeled if self.unlabeled == "none" else r.client.size, r.upload.model) for r in replies)
         weighted = ((size if self.weights == "size" else 1, model) for size, model in used)
-        return Model(tree.mean(weighted, default=state.model))
+        return State(tree.mean(weighted, default=state.model), rates)
+
+    def message(self, shared: Message, state: State, who: str) -> Message:
+        return replace(shared, rate=state.rates[who].lr) if who in state.rates else shared
+
+    def rates(self, state: State, fed: Federation, models: dict[str, Model]) -> dict[str, Rate]:
+        if self.patience is None:
+            return state.rates
+        scores = dict(zip(models, fed.map(self.score, models.values()), strict=True))
+        return fallen(state.rates, scores, 1.0, self.patience, self.decay)
+
+    @on_server
+    def score(self, site: Site[None], msg: Model) -> Score:
+        assert site.validation is not None  # init saw to it
+        return score(site.load(msg.model).eval(), site.validation)
 
     @on_client
     @on_server
-    def local_update(self, site: Site[Model], msg: Model) -> Model | None:
+    def local_update(self, site: Site[Model], msg: Message) -> Model | None:
         unlabeled = None if self.unlabeled == "none" else site.unlabeled
         if site.labeled is None and unlabeled is None:
             return None
         model, sizes = site.load((site.state or msg).model), (self.local.batch_size, self.batch_unlabeled)
         updates, taken = optimizer(model, self.local, site.labeled is not None), count()
+        updates.lr *= msg.rate
         each = steps(site.labeled, unlabeled, *sizes)
 
         def loss(batch: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, ...] | None]) -> Tensor:
@@ -94,6 +141,8 @@ class FedAvg:
             batches = paired(site.labeled, unlabeled, ("weak", "strong"), *sizes)
             fit(model, updates, batches, loss, self.local.clip)
         site.score(tree.of(model))
+        if site.labeled and unlabeled:  # what is not forgotten of the labels
+            site.show(labeled_accuracy=torch.tensor(score(model.eval(), site.labeled).accuracy))
         if self.sharing:
             return Model(site.weights())
         site.state = Model(site.weights())

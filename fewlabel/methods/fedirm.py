@@ -9,11 +9,12 @@ Eq. 5 averages probabilities, which softened can never be as sharp as the labele
 comes before the softmax, unless `eq5_as_printed`. The weight of eq. 7 stops growing at 1. A class that a client lacks
 is left out of the average and of eq. 6. The relation of a labeled client is that of its trained model.
 `fedirm-authors` sets what the authors' code does; left out of it: cross-entropy summed over two views, a learning rate
-that rises when unlabeled clients join, and a teacher that runs with dropout and statistics of the batch.
+that rises when unlabeled clients join, a teacher that runs with dropout and statistics of the batch, and dropout passes
+that move BatchNorm's statistics.
 
 What leaves a site: its weights, which can betray training images to a curious server, and from labeled clients the
-relation matrix, a mean output per class, which tells which classes a site has and how its model confuses them. Sums
-alone would do: all that the server needs are averages.
+relation matrix, unless its weight is 0: a mean output per class, which tells which classes a site has and how its model
+confuses them. Sums alone would do: all that the server needs are averages.
 """
 
 import math
@@ -61,6 +62,7 @@ class FedIRM:
     local: Local = Local(epochs=1, batch_size=48, lr=2e-4, optimizer="adam", second_momentum=0.99, clip=None)
     relation_weight: NonNegative = 1.0  # of eq. 6 beside eq. 1; 0 is the paper's Fed-Consistency
     eq5_as_printed: bool = False  # average probabilities
+    epochs_unlabeled: Count | None = None  # where they differ from those of labeled clients
     labeled_share: Share | None = None  # RSCFed's weight adjustment
     # What the authors' code does beyond the paper.
     warmup: Natural = 0  # rounds of the labeled clients alone
@@ -70,7 +72,7 @@ class FedIRM:
     mean_logits: bool = False  # average the dropout passes before the softmax
     per_batch: bool = False  # labeled clients, too, take relations of batches; classes without images are uniform
     label_smoothing: Share = 0.0
-    teacher: MeanTeacher | None = None  # makes one of the two predictions
+    teacher_decay: Share | None = None  # with it a mean teacher, ramped, makes one of the two predictions
     weights: Literal["size", "uniform"] = "size"
     persistent_optimizer: bool = False
 
@@ -112,15 +114,18 @@ class FedIRM:
         if site.labeled:
             found = self.supervised(site, site.labeled, steps)
         elif site.unlabeled:
-            teacher = Teacher(model, self.teacher, memory.teacher, memory.step) if self.teacher else None
+            teacher = None
+            if self.teacher_decay is not None:
+                kind = MeanTeacher(self.teacher_decay, temperature=1.0, ramp=True)
+                teacher = Teacher(model, kind, memory.teacher, memory.step)
             self.unsupervised(site, site.unlabeled, steps, msg.relation, teacher)
             kept = Memory(teacher=teacher.weights, step=teacher.step) if teacher else kept
         site.state = replace(kept, optimizer=memory_of(steps)) if self.persistent_optimizer else kept
         site.score(tree.of(model))
         return State(site.weights(), found)
 
-    def supervised(self, site: Site[Memory], labeled: Labeled, steps: Optimizer) -> Relation:
-        """Trains on labels; returns the relations of all images (eq. 2, 3), or the mean of those of the batches."""
+    def supervised(self, site: Site[Memory], labeled: Labeled, steps: Optimizer) -> Relation | None:
+        """Trains on labels; returns relations (eq. 2, 3), if they count, of all images or in the mean of batches."""
         model, seen = site.model, []
 
         def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -132,6 +137,8 @@ class FedIRM:
 
         for _ in range(self.local.epochs):
             fit(model, steps, labeled.batches("weak", self.local.batch_size), loss, self.local.clip)
+        if not self.relation_weight:
+            return None
         if self.per_batch:
             return Relation(torch.stack(seen).mean(0), torch.ones(site.num_classes, dtype=torch.bool))
         model.eval()
@@ -172,7 +179,7 @@ class FedIRM:
             return weight * value
 
         after = teacher.follow if teacher else lambda: None
-        for epoch in range(1, self.local.epochs + 1):  # noqa: B007 (the loss reads it)
+        for epoch in range(1, (self.epochs_unlabeled or self.local.epochs) + 1):  # noqa: B007 (the loss reads it)
             seen: list[tuple[Tensor, Tensor]] = []
             batches = unlabeled.batches(("weak", "weak"), self.local.batch_size, counted=1 if teacher else 2)
             fit(model, steps, batches, loss, self.local.clip, after)

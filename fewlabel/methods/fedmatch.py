@@ -6,6 +6,9 @@ average by their accuracy on the server's validation set (eq. 4), and the best o
 Where clients have labels they move both (Algorithm 1); where the server has them it moves sigma, clients psi alone
 (Algorithm 2). The functions of eq. 1 to 3 are in `learn.agreement`, those of the sparse wire in `learn.sparse`.
 
+Where only some clients have labels, which the paper does not know, the same rule holds: who has labels moves sigma, who
+has unlabeled images moves psi, each part is averaged among those who moved it, and who moved psi may help.
+
 A helper is the receiver's sigma with another client's psi. Psi begins as a fifth of sigma, as in the authors' later
 code, on which the paper is silent; BatchNorm's statistics travel with sigma. Entries of psi below `zero_below` are set
 to zero before they leave. A client's learning rate falls to a third when its model's loss on the validation set was not
@@ -14,32 +17,35 @@ the local network's own label wins.
 
 What leaves a site: sigma and psi after training, or psi alone; where they are sparse, as a bitmap of what changed and
 the new values. They can betray training images to a curious server, and each psi that helps is sent to all clients.
-Sums alone would not do: the server scores each model by itself.
+Sums alone would not do: the server scores each model by itself, and so holds all uploads of a round, as they were sent.
 """
 
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import torch
-from torch import Tensor
+from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
 
 from fewlabel import tree
 from fewlabel.errors import BadInput
-from fewlabel.federation import EVERY_CLIENT, SERVER, ClientError, Federation, Model, Site, on_client, on_server
+from fewlabel.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Model, Site, on_client, on_server
 from fewlabel.learn.agreement import agreed, confident, fixmatch, inter_client
-from fewlabel.learn.decomposed import Decomposed, floats, frozen, together, zeros
-from fewlabel.learn.loop import SGD, Adam, Local, fit, paired
-from fewlabel.learn.rate import Rate, Score, score
-from fewlabel.learn.sparse import Packed, pack, unpack
+from fewlabel.learn.decomposed import Decomposed, average, floats, frozen, together, traffic, zeros
+from fewlabel.learn.loop import Local, paired
+from fewlabel.learn.rate import Rate, Score, fallen, score
+from fewlabel.learn.sparse import Packed, pack, placed, trimmed, unpack
 from fewlabel.strict import Count, Natural, NonNegative, Positive, Share
 from fewlabel.tree import Tree
+
+Trees = list[Tree]
+Batch = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Helper:
     client: str
-    psi: Tree
+    psi: Packed
+    says: Tensor | None = None  # what its model says of noise, in the ICLR version
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,11 @@ class Update:
     sigma: Packed | None = None  # where labels moved it
     psi: Packed | None = None  # where unlabeled images did
 
+    def check(self, network: Tree) -> None:
+        for part, whole in ((self.sigma, floats(network)), (self.psi, tree.parameters(network))):
+            if part:
+                placed(part, whole)
+
 
 @dataclass(frozen=True)
 class FedMatch:
@@ -78,6 +89,7 @@ class FedMatch:
     weight_l2: NonNegative = 0.01
     weight_l1: NonNegative = 0.0  # 0.01 for a sparse psi
     zero_below: NonNegative = 0.0  # entries of psi so near to zero leave as zeros; 1e-5 for a sparse psi
+    keep_below: NonNegative = 0.0  # entries that moved less than that leave as they came
     psi_start: NonNegative = 0.2  # times sigma
     batch_unlabeled: Count = 50
     server_epochs: Count = 1  # E_G
@@ -88,7 +100,7 @@ class FedMatch:
     use_psi: bool = True
     help_oneself: bool = True  # a helper gets its own psi, too
 
-    settings = frozenset({EVERY_CLIENT, SERVER})
+    settings = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
 
     def init(self, fed: Federation) -> State:
         if fed.server.validation is None:
@@ -101,43 +113,51 @@ class FedMatch:
 
     def round(self, state: State, fed: Federation) -> State:
         if fed.server.labeled and self.use_sigma:  # Algorithm 2
-            [update] = fed.map(self.local_update, [self.message(state, "server", self.server_epochs)])
+            [update] = fed.map(self.local_update, [self.message(state, pack(state.psi), "server", fed.round)])
             state = replace(state, sigma=self.unpacked(state, update or Update())[0])
-            [score] = fed.map(self.score, [Model(self.model(state))])
-            state = replace(state, rates=self.rates(state, {"server": score}))
-        found, numbers = dict[str, tuple[Tree, Tree]](), 0
-        jobs = ((client, self.message(state, str(client.id), self.local.epochs)) for client in fed.sample())
-        for reply in fed.run(self.local_update, jobs):
-            try:
-                found[str(reply.client.id)] = self.unpacked(state, reply.upload)
-            except ValueError as error:
-                cause = f"its upload is refused: {error}"  # as other uploads that do not fit the network
-                raise ClientError(reply.client.id, "local_update", fed.round, cause) from None
-            numbers += sum(len(part.values) for part in (reply.upload.sigma, reply.upload.psi) if part)
-        if not found:
+            [found] = fed.map(self.score, [Model(self.model(state))])
+            state = replace(state, rates=self.rates(state, {"server": found}))
+        packed = pack(state.psi)
+        jobs = ((client, self.message(state, packed, str(client.id), fed.round)) for client in fed.sample())
+        sent = {str(reply.client.id): reply.upload for reply in fed.run(self.local_update, jobs)}
+        if not sent:
             return state
-        scores = list(fed.map(self.score, (Model(together(*parts)) for parts in found.values())))
-        reliability = [score.accuracy for score in scores]
-        weights = reliability if any(reliability) else [1.0 for _ in scores]
-        sigma, psi = (tree.mean(zip(weights, part, strict=True)) for part in zip(*found.values(), strict=True))  # eq. 4
-        best = sorted(zip(reliability, found, strict=True), key=lambda pair: -pair[0])[: self.helpers]
-        whole = len(found) * sum(value.numel() for value in state.psi.values())
-        filled = sum(int(value.count_nonzero()) for _, part in found.values() for value in part.values())
-        fed.log(sent=numbers / whole, psi_density=filled / whole)  # as shares of one model's numbers
-        rates = self.rates(state, dict(zip(found, scores, strict=True)))
-        return State(sigma, psi, tuple(Helper(who, found[who][1]) for _, who in best), rates)
+        models = (Model(together(*self.unpacked(state, update))) for update in sent.values())
+        scores = dict(zip(sent, fed.map(self.score, models), strict=True))
+        sigmas = {who: update.sigma for who, update in sent.items() if update.sigma}
+        psis = {who: update.psi for who, update in sent.items() if update.psi}
+        fed.log(**traffic(sigmas, psis, state.psi, len(sent)))
+        sigma, psi = (
+            average(parts, old, self.weights([scores[who] for who in parts]))
+            for parts, old in ((sigmas, state.sigma), (psis, state.psi))
+        )
+        return State(sigma, psi, self.choose(state, psis, scores), self.rates(state, scores))
 
-    def message(self, state: State, who: str, epochs: int) -> Message:
-        lent = tuple(pack(helper.psi) for helper in state.helpers if self.help_oneself or helper.client != who)
-        return Message(state.sigma, pack(state.psi), lent, state.rates.get(who, Rate(self.local.lr)).lr, epochs)
+    def weights(self, scores: list[Score]) -> list[float]:
+        """Eq. 4; of models that are never right, all alike."""
+        accuracy = [found.accuracy for found in scores]
+        return accuracy if any(accuracy) else [1.0 for _ in accuracy]
+
+    def choose(self, state: State, psis: dict[str, Packed], scores: dict[str, Score]) -> tuple[Helper, ...]:
+        """Who may help from the next round on."""
+        best = sorted(psis, key=lambda who: -scores[who].accuracy)[: self.helpers]
+        return tuple(Helper(who, pack(unpack(psis[who], state.psi))) for who in best)
+
+    def lent(self, state: State, who: str, round: int) -> list[Helper]:
+        """Who helps a client in a round."""
+        return [helper for helper in state.helpers if self.help_oneself or helper.client != who]
+
+    def message(self, state: State, psi: Packed, who: str, round: int) -> Message:
+        lent = tuple(helper.psi for helper in self.lent(state, who, round))
+        epochs = self.server_epochs if who == "server" else self.local.epochs
+        return Message(state.sigma, psi, lent, state.rates.get(who, Rate(self.local.lr)).lr, epochs)
 
     def unpacked(self, state: State, update: Update) -> tuple[Tree, Tree]:
         sigma = unpack(update.sigma, floats(state.sigma)) if update.sigma else {}
         return state.sigma | sigma, unpack(update.psi, state.psi) if update.psi else state.psi
 
     def rates(self, state: State, scores: dict[str, Score]) -> dict[str, Rate]:
-        before = {who: Rate(self.local.lr) for who in scores} | state.rates
-        return before | {who: before[who].after(score.loss, self.patience, self.decay) for who, score in scores.items()}
+        return fallen(state.rates, scores, self.local.lr, self.patience, self.decay)
 
     @on_server
     def score(self, site: Site[None], msg: Model) -> Score:
@@ -150,44 +170,44 @@ class FedMatch:
         labeled, unlabeled = site.labeled if self.use_sigma else None, site.unlabeled if self.use_psi else None
         if labeled is None and unlabeled is None:
             return None
-        model, local, empty = site.load(msg.sigma), self.local, zeros(msg.sigma)
+        model, empty = site.load(msg.sigma), zeros(msg.sigma)
         received, helpers = unpack(msg.psi, empty), [unpack(psi, empty) for psi in msg.helpers]
         net = Decomposed(model, msg.sigma, received)
-        kind = SGD if local.optimizer == "sgd" else Adam
-        on_sigma, on_psi = (kind(part.values(), local, msg.lr) for part in (net.sigma, net.psi))
+        optimizers = net.optimizers(self.local, msg.lr)
         for epoch in range(1, msg.epochs + 1):
+            steps = paired(labeled, unlabeled, ("plain", "strong"), *self.sizes(site))
             by_labels, by_images = partial(self.supervised, net), partial(self.unsupervised, net, helpers, site, epoch)
-            sizes = local.batch_size, self.batch_unlabeled
-            for some, others in paired(labeled, unlabeled, ("plain", "strong"), *sizes):
-                if some:
-                    fit(model, on_sigma, [some], by_labels, local.clip)
-                if others:
-                    fit(model, on_psi, [others], by_images, local.clip)
-        sigma = floats(site.weights()) | frozen(net.sigma)
-        psi = {name: value.where(value.abs() >= self.zero_below, 0.0) for name, value in frozen(net.psi).items()}
-        site.score(tree.of(model) | together(frozen(net.sigma), psi))
+            net.train(optimizers, steps, by_labels, by_images, self.local.clip)
+        sigma = trimmed(frozen(net.sigma), msg.sigma, 0.0, self.keep_below)
+        psi = trimmed(frozen(net.psi), received, self.zero_below, self.keep_below)
+        site.score(tree.of(model) | together(sigma, psi))
         if labeled:  # what is not forgotten of them (Fig. 5c)
             model.eval()
-            kept = score(lambda x: net(x, net.sigma, psi), labeled)
-            site.show(labeled_accuracy=torch.tensor(kept.accuracy))
+            site.show(labeled_accuracy=tensor(score(lambda x: net(x, sigma, psi), labeled).accuracy))
+        sigma = floats(site.weights()) | sigma
         return Update(pack(sigma, floats(msg.sigma)) if labeled else None, pack(psi, received) if unlabeled else None)
+
+    def sizes(self, site: Site[None]) -> tuple[int, int]:
+        """Of batches with labels and without."""
+        return self.local.batch_size, self.batch_unlabeled
 
     def supervised(self, net: Decomposed, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Eq. 5."""
         x, y = batch
         return self.weight_labeled * cross_entropy(net(x, net.sigma, frozen(net.psi)), y)
 
-    def unsupervised(
-        self, net: Decomposed, helpers: list[Tree], site: Site[None], epoch: int, batch: tuple[Tensor, ...]
-    ) -> Tensor:
-        """Eq. 6, with eq. 1 to 3."""
+    def unsupervised(self, net: Decomposed, helpers: Trees, site: Site[None], epoch: int, batch: Batch) -> Tensor:
+        """Eq. 6."""
+        far, large = net.norms()
+        consistency = self.consistency(net, helpers, site, epoch, batch)
+        return consistency + self.weight_l2 * far + self.weight_l1 * large
+
+    def consistency(self, net: Decomposed, helpers: Trees, site: Site[None], epoch: int, batch: Batch) -> Tensor:
+        """Eq. 2, with eq. 1 and 3."""
         x, x_strong, index = batch
-        sigma = frozen(net.sigma)
-        local, others = net(x, sigma, net.psi), net.with_others(x, helpers)
+        local, others = net(x, frozen(net.sigma), net.psi), net.with_others(x, helpers)
         sure, _ = confident(local, self.confidence)
         label = agreed(local, others)
         site.audit(index[sure], label[sure], epoch)
-        consistency = fixmatch(net(x_strong, sigma, net.psi), label, sure) + inter_client(local, others)
-        far = torch.stack([(sigma[name] - psi).square().sum() for name, psi in net.psi.items()]).sum()
-        large = torch.stack([psi.abs().sum() for psi in net.psi.values()]).sum()
-        return self.weight_unlabeled * consistency + self.weight_l2 * far + self.weight_l1 * large
+        strong = net(x_strong, frozen(net.sigma), net.psi)
+        return self.weight_unlabeled * (fixmatch(strong, label, sure) + inter_client(local, others))

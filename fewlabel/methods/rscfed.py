@@ -3,7 +3,7 @@
 Labeled clients minimise cross-entropy (eq. 1). Unlabeled ones train a student towards their sharpened mean teacher
 (eq. 2 to 4: `learn.teacher`), which stays with them between rounds. The server draws M groups of K clients, makes a
 consensus of each by the distance of its models from their mean (eq. 5, 6: `learn.consensus.by_distance`, then the
-labeled clients' share of about a half), and averages the M of them (eq. 7).
+labeled clients' share of about a half, which they divide by size), and averages the M of them (eq. 7).
 
 A client with labeled and unlabeled images adds both losses, on which the paper is silent. A teacher begins as the model
 that its client first receives, as in the authors' code; the paper says as the initial one, the same in round 1. A
@@ -16,11 +16,21 @@ need each client's weights one by one, so that sums alone would not do.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from fewlabel import tree
-from fewlabel.federation import EVERY_CLIENT, SOME_CLIENTS, ClientInfo, Federation, Model, Reply, Site, on_client
+from fewlabel.federation import (
+    EVERY_CLIENT,
+    SOME_CLIENTS,
+    ClientInfo,
+    Federation,
+    Model,
+    Reply,
+    Site,
+    broadcast,
+    on_client,
+)
 from fewlabel.learn.consensus import Distance, by_distance, favour
 from fewlabel.learn.loop import Local, memory_of, optimizer
 from fewlabel.learn.teacher import MeanTeacher, Memory, Teacher, train
@@ -36,6 +46,7 @@ class RSCFed:
     group_size: Count = 5  # K
     beta: NonNegative = 1e4  # how fast a model's weight falls with its distance; 0.01 for ISIC
     labeled_share: Share | None = 0.5  # weight of the labeled clients in a group that has both kinds
+    epochs_unlabeled: Count | None = None  # where they differ from those of clients with labels
     teacher: MeanTeacher = MeanTeacher()
     local: Local = Local(epochs=1, batch_size=64, lr=0.03, lr_unlabeled=0.021)
     # The paper's ablations.
@@ -71,13 +82,14 @@ class RSCFed:
     def replies(self, groups: list[list[ClientInfo]], state: Model, fed: Federation) -> Iterator[list[Reply[Model]]]:
         """What each group's clients uploaded, without groups of which nobody answered."""
         if self.reuse:
-            everyone = sorted({client for group in groups for client in group}, key=lambda client: client.id)
-            found = {r.client.id: r for r in fed.run(self.local_update, ((client, state) for client in everyone))}
+            everyone = {client for group in groups for client in group}
+            found = {r.client.id: r for r in fed.run(self.local_update, broadcast(everyone, state))}
             answered = ([found[client.id] for client in group if client.id in found] for group in groups)
             yield from (group for group in answered if group)
         else:
-            jobs = [(number, client) for number, group in enumerate(groups) for client in group]
-            stream = fed.run(self.local_update, ((client, state) for _, client in jobs))
+            # One stream of all groups, so that none waits for another.
+            jobs = [(number, job) for number, group in enumerate(groups) for job in broadcast(group, state)]
+            stream = fed.run(self.local_update, (job for _, job in jobs))
             yield from (list(group) for _, group in groupby(stream, key=lambda reply: jobs[reply.job][0]))
 
     def consensus(self, group: list[Reply[Model]]) -> Tree:
@@ -85,7 +97,7 @@ class RSCFed:
         labeled = [reply.client.num_labeled > 0 for reply in group]
         beta = self.beta_labeled if self.beta_labeled is not None and any(labeled) else self.beta
         logs = by_distance(sizes, models, beta if self.reweighting else 0.0, self.distance)  # eq. 5, 6
-        weights = favour(logs, labeled, self.labeled_share, self.labeled_times)
+        weights = favour(logs, sizes, labeled, self.labeled_share, self.labeled_times)
         return tree.mean(zip(weights, models, strict=True))
 
     @on_client
@@ -93,7 +105,8 @@ class RSCFed:
         model, memory = site.load(msg.model), site.state or Memory()
         teacher = Teacher(model, self.teacher, memory.teacher, memory.step)
         steps = optimizer(model, self.local, site.labeled is not None, memory.optimizer)
-        train(teacher, steps, self.local, site.labeled, site.unlabeled, site.audit)  # eq. 1 to 4
+        local = self.local if site.labeled else replace(self.local, epochs=self.epochs_unlabeled or self.local.epochs)
+        train(teacher, steps, local, site.labeled, site.unlabeled, site.audit)  # eq. 1 to 4
         kept = memory_of(steps) if self.persistent_optimizer else None
         site.state = Memory(kept, teacher.weights if site.unlabeled else None, teacher.step)
         site.score(tree.of(model))
