@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all lint bench clean results results-run
 
 demo: .venv/installed
 	$(BIN)/fewlabel compare experiments/demo.toml --methods fedprox --out runs/demo
@@ -12,6 +12,15 @@ test: .venv/installed-dev
 
 test-all: .venv/installed-dev
 	$(BIN)/python -m pytest
+
+results: .venv/installed  # the tables of docs/RESULTS.md, from docs/results/
+	$(BIN)/python -m experiments.study render
+
+results-run: .venv/installed  # the runs behind them: hours, one run per core; again, it goes on
+	nice -n 10 $(BIN)/python -m experiments.study run $(TABLES)
+
+bench: .venv/installed-dev .venv-bench/installed  # speed beside plain PyTorch, Flower and pfl: half an hour on a machine that is left alone
+	$(BIN)/python -m benchmarks.table
 
 lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
@@ -28,5 +37,10 @@ lint: .venv/installed-dev
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+.venv-bench/installed:
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/pip install --quiet 'flwr[simulation]==1.41.0' pfl==0.6.0 torch==2.13.0 psutil==7.2.2
+	touch $@
+
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-bench

@@ -4,6 +4,11 @@
 (`groups`), and its `rows`. A row names the groups that it `use`s, in their order, and has settings of its own, which
 win; `paper` holds what is printed there in percent, with the standard deviation where there is one, by the names of
 `fewlabel.evaluate`. A `note`, of the table, of a group or of a row, tells what is not the paper's.
+
+Where a table has `cells`, every row stands in each of them, as CELL/ROW; a cell's `paper` and `passes` are by row.
+`tuned` names a file beside the table's whose `rows` have the settings that validation chose; a row may say by `tuned`
+which of them are its own. A table that gives `images` in place of rounds has runs of equal work: a row's `passes` say
+how often its rounds pass over labeled and over unlabeled images.
 """
 
 import tomllib
@@ -30,6 +35,7 @@ WORDS = {
     "binary_specificity": "specificity, binary",
     "binary_f1": "F1, binary",
     "local_accuracy": "local accuracy",
+    "labeled_accuracy": "accuracy on own labels",
     "sent": "numbers sent",
     "bytes_sent": "bytes sent",
 }
@@ -48,6 +54,31 @@ class Printed:
 
 
 @dataclass(frozen=True)
+class Work:
+    """How many images a run trains on, from which its rounds follow: that depends on who holds what."""
+
+    images: int
+    labeled: float  # passes over labeled images in a round, warm-up aside
+    unlabeled: float
+    measured: int = 16  # times in a run
+
+    def given(self, experiment: Experiment) -> Experiment:
+        """The experiment with the rounds that come nearest."""
+        from fewlabel.data import partition
+        from fewlabel.worker import dataset_of
+
+        dealt = partition.of(dataset_of(experiment), experiment)
+        labeled = len(dealt.server) + sum(len(share.labeled) for share in dealt.shares)
+        unlabeled = sum(len(share.unlabeled) for share in dealt.shares)
+        warmup = getattr(experiment.method, "warmup", 0)
+        first = warmup * getattr(experiment.method, "warmup_epochs", 1) * labeled
+        rest = round((self.images - first) / (self.labeled * labeled + self.unlabeled * unlabeled))
+        rounds = warmup + max(1, rest)
+        every = max(1, round(rounds / self.measured))
+        return replace(experiment, rounds=rounds, evaluate=replace(experiment.evaluate, every=every))
+
+
+@dataclass(frozen=True)
 class PaperRow:
     """A row of a table, or a curve or point of a figure."""
 
@@ -56,6 +87,7 @@ class PaperRow:
     settings: dict[str, Any]  # of the whole experiment
     paper: dict[str, Printed]
     notes: tuple[str, ...]
+    work: Work | None = None
 
     @property
     def id(self) -> str:
@@ -63,7 +95,7 @@ class PaperRow:
 
     @property
     def rounds(self) -> int:
-        return int(self.settings["rounds"])
+        return int(self.settings.get("rounds", 0))  # 0: they follow from the work
 
     def experiment(self, changes: Sequence[str] = ()) -> Experiment:
         try:
@@ -105,16 +137,30 @@ def own_table(path: Path) -> PaperTable:
 
 def read_table(path: Path) -> PaperTable:
     content = tomllib.loads(path.read_text())
-    shared = {**content["experiment"], "note": content.get("note", "")}
-    return PaperTable(
-        path.stem,
-        content["paper"],
-        content["title"],
-        tuple(
-            read_row(path.stem, name, [shared, *(content["groups"][group] for group in own.get("use", ())), own])
-            for name, own in content["rows"].items()
-        ),
-    )
+    chosen, note = tuned(path.parent / content["tuned"]) if "tuned" in content else ({}, "")
+    shared = {**content["experiment"], "note": " ".join(filter(None, (content.get("note"), note)))}
+
+    def row(where: str, cell: dict[str, Any], name: str, own: dict[str, Any]) -> PaperRow:
+        groups = (content["groups"][group] for group in own.get("use", ()))
+        here = {**cell, "paper": cell.get("paper", {}).get(name, {})}
+        parts = [shared, here, *groups, own, chosen.get(own.get("tuned", name), {})]
+        found = read_row(path.stem, f"{where}/{name}" if where else name, parts)
+        if "images" not in content:
+            return found
+        return replace(found, work=Work(content["images"], *cell.get("passes", {}).get(name, own["passes"])))
+
+    rows = content["rows"].items()
+    cells = content.get("cells", {"": {}}).items()
+    every = tuple(row(where, cell, name, own) for where, cell in cells for name, own in rows)
+    return PaperTable(path.stem, content["paper"], content["title"], every)
+
+
+def tuned(path: Path) -> tuple[dict[str, Any], str]:
+    """The settings that validation chose by row; and a note where there are none yet."""
+    if not path.exists():
+        return {}, "Not tuned yet."
+    rows: dict[str, Any] = tomllib.loads(path.read_text())["rows"]
+    return rows, ""
 
 
 def read_row(table: str, name: str, parts: Sequence[dict[str, Any]]) -> PaperRow:
@@ -129,7 +175,7 @@ def read_row(table: str, name: str, parts: Sequence[dict[str, Any]]) -> PaperRow
 
 def rest(settings: dict[str, Any]) -> dict[str, Any]:
     """Takes out of a row what is no setting; returns the paper's numbers."""
-    for key in ("use", "note"):
+    for key in ("use", "note", "passes", "tuned"):
         settings.pop(key, None)
     paper: dict[str, Any] = settings.pop("paper", {})
     return paper
@@ -200,7 +246,9 @@ def wanted(
         if key in given and option is not None:
             raise BadInput(f"{key} is given twice, by --set and by an option of its own; give one of them")
     one = row.experiment([*changes, *([] if rounds is None else [f"rounds={rounds}"])])
-    return tuple(replace(one, seed=seed) for seed in dict.fromkeys(seeds or [one.seed]))
+    work = row.work if rounds is None and "rounds" not in given else None
+    every = (replace(one, seed=seed) for seed in dict.fromkeys(seeds or [one.seed]))
+    return tuple(work.given(experiment) if work else experiment for experiment in every)
 
 
 def as_file(row: PaperRow, experiment: Experiment) -> str:
@@ -264,6 +312,8 @@ def measured(result: Result) -> dict[str, float | None]:
     """
     last, spent = result.last or {}, result.spent()
     found = {**last.get("test", {}), "local_accuracy": last.get("local_accuracy")}
+    if "labeled_accuracy" in (shown := last.get("shown", {})):
+        found["labeled_accuracy"] = shown["labeled_accuracy"]
     if spent["replies"]:
         one = spent["model_bytes"] / (2 * spent["asked"])
         found["bytes_sent"] = spent["bytes_up"] / (one * spent["replies"])
@@ -294,7 +344,8 @@ class Reproduction:
     def ours(self, row: PaperRow) -> dict[str, Spread | None]:
         """The row's metrics in the last round measured, and what a client sent, over its seeds."""
         found = [measured(result) for result in self.results[row.id]]
-        keys = [*(row.paper or USUAL), *(["bytes_sent"] if "sent" in row.paper else [])]
+        shown = [] if row.paper or "labeled_accuracy" not in found[0] else ["labeled_accuracy"]
+        keys = [*(row.paper or USUAL), *shown, *(["bytes_sent"] if "sent" in row.paper else [])]
         return {key: Spread.of(one.get(key) for one in found) for key in keys}
 
     def table(self) -> Table:

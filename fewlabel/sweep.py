@@ -65,6 +65,18 @@ def sweep(
 ) -> list[Path]:
     """Runs all experiments and returns their directories; a failure of one does not stop the others."""
     directories = list(dict.fromkeys(lay_out(experiment, root) for experiment in experiments))
+    run_all(directories, workers=workers, watch=watch, stop=stop)
+    return directories
+
+
+def run_all(
+    directories: Sequence[Path],
+    *,
+    workers: int | None = None,
+    watch: Watch = lambda directory, line: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Runs what is laid out in these directories; a failure of one does not stop the others."""
     workers = workers or os.cpu_count() or 1
     todo = [directory for directory in directories if not (directory / "summary.json").exists()]
     # One run at a time with all workers, where there is one, or where threads would not outlive a fork.
@@ -75,7 +87,6 @@ def sweep(
         raise RunFailed(f"{len(failures)} of {len(todo)} runs failed: " + "; ".join(failures))
     if unfinished := len(todo) - sum(line["done"] for line in ends.values()):
         raise Interrupted(f"stopped with {unfinished} of {len(todo)} runs unfinished; do the same again to go on")
-    return directories
 
 
 def in_turn(todo: Sequence[Path], workers: int, watch: Watch, stop: Callable[[], bool]) -> dict[Path, dict[str, Any]]:

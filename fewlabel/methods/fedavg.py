@@ -140,7 +140,7 @@ class FedAvg:
         for _ in range(self.local.epochs):
             batches = paired(site.labeled, unlabeled, ("weak", "strong"), *sizes)
             fit(model, updates, batches, loss, self.local.clip)
-        site.score(tree.of(model))
+        site.score(model)
         if site.labeled and unlabeled:  # what is not forgotten of the labels
             site.show(labeled_accuracy=torch.tensor(score(model.eval(), site.labeled).accuracy))
         if self.sharing:

@@ -30,7 +30,7 @@ from fewlabel import tree
 from fewlabel.errors import BadInput
 from fewlabel.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Model, Site, on_client, on_server
 from fewlabel.learn.agreement import agreed, confident, fixmatch, inter_client
-from fewlabel.learn.decomposed import Decomposed, average, floats, frozen, together, traffic, zeros
+from fewlabel.learn.decomposed import Decomposed, average, floats, frozen, summed, together, traffic, zeros
 from fewlabel.learn.loop import Local, paired
 from fewlabel.learn.rate import Rate, Score, fallen, score
 from fewlabel.learn.sparse import Packed, pack, placed, trimmed, unpack
@@ -175,7 +175,8 @@ class FedMatch:
         net = Decomposed(model, msg.sigma, received)
         optimizers = net.optimizers(self.local, msg.lr)
         for epoch in range(1, msg.epochs + 1):
-            steps = paired(labeled, unlabeled, ("plain", "strong"), *self.sizes(site))
+            # Eq. 1 moves psi by the plain view, too.
+            steps = paired(labeled, unlabeled, ("plain", "strong"), *self.sizes(site), 1 + bool(helpers))
             by_labels, by_images = partial(self.supervised, net), partial(self.unsupervised, net, helpers, site, epoch)
             net.train(optimizers, steps, by_labels, by_images, self.local.clip)
         sigma = trimmed(frozen(net.sigma), msg.sigma, 0.0, self.keep_below)
@@ -198,16 +199,16 @@ class FedMatch:
 
     def unsupervised(self, net: Decomposed, helpers: Trees, site: Site[None], epoch: int, batch: Batch) -> Tensor:
         """Eq. 6."""
-        far, large = net.norms()
-        consistency = self.consistency(net, helpers, site, epoch, batch)
-        return consistency + self.weight_l2 * far + self.weight_l1 * large
+        loss = self.consistency(net, helpers, site, epoch, batch) + self.weight_l2 * net.far()
+        return loss + self.weight_l1 * net.large() if self.weight_l1 else loss
 
     def consistency(self, net: Decomposed, helpers: Trees, site: Site[None], epoch: int, batch: Batch) -> Tensor:
         """Eq. 2, with eq. 1 and 3."""
         x, x_strong, index = batch
-        local, others = net(x, frozen(net.sigma), net.psi), net.with_others(x, helpers)
+        weights = summed(frozen(net.sigma), net.psi)
+        local, others = net.said(weights, x), net.with_others(x, helpers)
         sure, _ = confident(local, self.confidence)
         label = agreed(local, others)
         site.audit(index[sure], label[sure], epoch)
-        strong = net(x_strong, frozen(net.sigma), net.psi)
+        strong = net.said(weights, x_strong)
         return self.weight_unlabeled * (fixmatch(strong, label, sure) + inter_client(local, others))

@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy
 
 from fewlabel.federation import Model, Site, on_server
 from fewlabel.learn.agreement import agreed, confident, inter_client
-from fewlabel.learn.decomposed import Decomposed, frozen
+from fewlabel.learn.decomposed import Decomposed, frozen, summed
 from fewlabel.learn.loop import Local, steps
 from fewlabel.learn.rate import Score
 from fewlabel.learn.sparse import Packed, pack, unpack
@@ -96,7 +96,8 @@ class FedMatchICLR(FedMatch):
 
     def consistency(self, net: Decomposed, helpers: Trees, site: Site[None], epoch: int, batch: Batch) -> Tensor:
         x, x_strong, index = batch
-        local = net(x, frozen(net.sigma), net.psi)
+        weights = summed(frozen(net.sigma), net.psi)
+        local = net.said(weights, x)
         sure, said = confident(local, self.confidence)
         if not sure.any():
             site.audit(index[sure], said[sure], epoch)
@@ -104,7 +105,7 @@ class FedMatchICLR(FedMatch):
         local, others = local[sure], net.with_others(x[sure], helpers)
         label = agreed(local, others)
         site.audit(index[sure], label, epoch)
-        strong = net(x_strong, frozen(net.sigma), net.psi)[sure]  # all of them, as a norm may need more than one
+        strong = net.said(weights, x_strong)[sure]  # all of them, as a norm may need more than one
         apart = inter_client(local, others) / max(1, len(others))
         return self.weight_unlabeled * cross_entropy(strong, label) + self.weight_helpers * apart
 

@@ -1,0 +1,183 @@
+"""The study behind docs/RESULTS.md, from a table's file to the page, on runs as small as they can be."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import study
+from fewlabel.reproduce import read_table, wanted
+
+TABLE = """
+paper = "ours"
+title = "tiny"
+images = 4_000
+tuned = "tuned-t.toml"
+
+[experiment]
+data = { name = "digits", image_size = 16 }
+clients.count = 4
+labels.at = "some-clients"
+method.local = { epochs = 1, batch_size = 32 }
+
+[rows]
+labels-only = { passes = [1, 0], method.name = "labels-only" }
+cbafed      = { passes = [1, 0.5], method = { name = "cbafed", warmup_epochs = 2 } }
+all-labels  = { passes = [1, 0], method.name = "all-labels" }
+
+[cells.l1]
+labels.clients = 1
+paper = { cbafed = { accuracy = 12.5 } }
+
+[cells.l2]
+labels.clients = 2
+passes = { labels-only = [2, 0] }
+"""
+
+TUNING = """
+cell = "l1"
+seed = 7
+
+[axes]
+rate = [{ method.local.lr = 0.0001 }, { method.local.lr = 0.05 }]
+
+[rows]
+labels-only = ["rate"]
+"""
+
+PAGE = """# Page
+<!-- t-tiny -->
+old
+<!-- end -->
+between
+<!-- tuning-t -->
+<!-- end -->
+<!-- t-other -->
+<!-- end -->
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"TABLES": tmp_path, "DOCS": tmp_path, "SEEDS": (0, 1), "FIRST": ("t-tiny/l2",)}.items():
+        monkeypatch.setattr(study, name, value)
+    (tmp_path / "t-tiny.toml").write_text(TABLE)
+    (tmp_path / "tuning-t.toml").write_text(TUNING)
+    (tmp_path / "RESULTS.md").write_text(PAGE)
+    return tmp_path
+
+
+def lines(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_study_from_its_table_to_its_page(tiny: Path, capsys: pytest.CaptureFixture[str]):
+    study.run(["t-tiny"])
+    order = [line for line in capsys.readouterr().out.splitlines() if "t-tiny/" in line]
+    assert len(order) == 12
+    assert all("t-tiny/l2/" in line for line in order[:6])  # the first cell is first
+    # Tuning: the higher rate learns, the other does not; it is chosen by validation, and written down.
+    tried = lines(tiny / "results" / "tuning-t.csv")
+    assert [line["settings"] for line in tried] == ["method.local.lr=0.0001", "method.local.lr=0.05"]
+    assert [line["chosen"] for line in tried] == ["False", "True"]
+    run = tiny / "runs/results/tuning-t/labels-only-rate2"
+    assert json.loads((run / "summary.json").read_text())["seed"] == 7
+    last = json.loads((run / "rounds.jsonl").read_text().splitlines()[-1])
+    assert float(tried[1]["validation_balanced_accuracy"]) == last["validation"]["balanced_accuracy"]
+    rows = {row.name: row for row in read_table(tiny / "t-tiny.toml").rows}
+    assert rows["l2/labels-only"].experiment().method.local.lr == 0.05
+    assert rows["l2/cbafed"].experiment().method.local.lr == 0.03
+    # A line per run says what the run says.
+    found = lines(tiny / "results" / "t-tiny.csv")
+    assert len(found) == 12
+    for line in found:
+        run = tiny / "runs/results/t-tiny" / line["cell"] / f"{line['row']}-seed{line['seed']}"
+        summary = json.loads((run / "summary.json").read_text())
+        assert float(line["last_accuracy"]) == pytest.approx(summary["last"]["test"]["accuracy"], abs=1e-5)
+        assert line["partition"] == summary["partition"]
+        if line["cell"] == "l1" and line["row"] != "cbafed":  # whose pseudo-labels are as many as they are
+            images = int(line["images_labeled"]) + int(line["images_unlabeled"])
+            assert images == pytest.approx(4_000, abs=600)  # half a round
+    assert {line["pseudo_label_precision"] == "" for line in found if line["row"] != "cbafed"} == {True}
+    # The page: what is outside of the marks stays.
+    study.render()
+    page = (tiny / "RESULTS.md").read_text()
+    assert page.startswith("# Page\n<!-- t-tiny -->\n**t-tiny, l1**")
+    assert "between" in page
+    assert "old" not in page
+    assert page.endswith("<!-- t-other -->\nNot run yet.\n<!-- end -->\n")
+    assert (tiny / "results" / "t-tiny-l1.png").stat().st_size > 1000
+    study.render()
+    assert (tiny / "RESULTS.md").read_text() == page
+    # Done again, nothing is left to do.
+    study.run(["t-tiny"])
+    assert "t-tiny" not in capsys.readouterr().out
+
+
+def test_a_run_begun_with_other_settings_is_not_gone_on_with(tiny: Path):
+    trial = study.trials("t-tiny")[0]
+    study.lay_out(trial)
+    study.lay_out(trial)
+    (tiny / "t-tiny.toml").write_text(TABLE.replace("batch_size = 32", "batch_size = 16"))
+    with pytest.raises(study.BadInput, match="begun with other settings"):
+        study.lay_out(study.trials("t-tiny")[0])
+
+
+def test_rounds_follow_from_the_work_and_from_who_holds_what(tiny: Path):
+    table = {row.name: row for row in read_table(tiny / "t-tiny.toml").rows}
+    (floor,), (other,) = (wanted(table[name], seeds=[0]) for name in ("l1/labels-only", "l1/cbafed"))
+    study.prepare(floor, tiny / "floor")
+    clients = json.loads((tiny / "floor" / "partition.json").read_text())["clients"]
+    labeled, unlabeled = (sum(len(client[kind]) for client in clients) for kind in ("labeled", "unlabeled"))
+    assert floor.rounds == round(4_000 / labeled)
+    assert other.rounds == 1 + round((4_000 - 2 * labeled) / (labeled + 0.5 * unlabeled))
+    (half,) = wanted(table["l2/labels-only"], seeds=[0])
+    study.prepare(half, tiny / "half")
+    clients = json.loads((tiny / "half" / "partition.json").read_text())["clients"]
+    assert half.rounds == round(4_000 / (2 * sum(len(client["labeled"]) for client in clients)))
+    assert floor.evaluate.every == max(1, round(floor.rounds / 16))
+    assert table["l1/cbafed"].paper["accuracy"].mean == 12.5
+    assert not table["l2/cbafed"].paper
+    assert table["l1/cbafed"].notes == ("Not tuned yet.",)
+    (short,) = wanted(table["l1/labels-only"], rounds=3)
+    assert short.rounds == 3
+
+
+def cell(**means: list[float]) -> dict[str, list[dict[str, str]]]:
+    return {row: [{"last_balanced_accuracy": str(value)} for value in values] for row, values in means.items()}
+
+
+def test_the_gap_closed_is_by_means_over_seeds():
+    rows = cell(**{"labels-only": [0.5, 0.7], "all-labels": [0.8, 0.8], "rscfed": [0.75, 0.55], "isofed": [0.5, 0.5]})
+    assert study.closed(rows, "rscfed") == "25"  # (0.65 - 0.6) / (0.8 - 0.6)
+    assert study.closed(rows, "isofed") == "-50"
+    assert study.closed(rows, "labels-only") == "–"
+    assert study.closed(cell(**{"labels-only": [0.8], "all-labels": [0.8], "rscfed": [0.9]}), "rscfed") == "–"
+
+
+class Curve:
+    def __init__(self, *accuracies: float) -> None:
+        self.rounds = [{"validation": {"accuracy": value}} for value in accuracies]
+
+
+def test_a_run_has_converged_if_its_last_quarters_are_alike():
+    assert study.converged(Curve(0.1, 0.2, 0.3, 0.4, 0.80, 0.82, 0.82, 0.82))  # 0.81 and 0.82
+    assert not study.converged(Curve(0.1, 0.2, 0.3, 0.4, 0.80, 0.81, 0.82, 0.83))  # 0.805 and 0.825
+    assert not study.converged(Curve(0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.7, 0.7))  # nor if they fall
+    assert not study.converged(Curve(0.9, 0.9, 0.9))  # too few to tell
+
+
+@pytest.mark.parametrize("table", study.MUST)
+def test_every_row_of_a_table_is_tuned_by_as_many_configurations(table: str):
+    content = study.tomllib.loads((study.TABLES / f"tuning-{table[0]}.toml").read_text())
+    rows = [row for row in read_table(study.TABLES / f"{table}.toml").rows if row.name.startswith(content["cell"])]
+    assert [row.name.rpartition("/")[2] for row in rows] == list(content["rows"])
+    for row in rows:
+        axes = [content["axes"][axis] for axis in content["rows"][row.name.rpartition("/")[2]]]
+        assert [len(axis) for axis in axes] == [2, 2]
+        for values in (values for axis in axes for values in axis):
+            assert study.replace(row, settings=study.overlay(row.settings, values)).experiment()
+    assert content["seed"] not in study.SEEDS
