@@ -8,10 +8,10 @@ demo: .venv/installed
 	$(BIN)/fewlabel compare experiments/demo.toml --methods fedprox --out runs/demo
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: .venv/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 results: .venv/installed  # the tables of docs/RESULTS.md, from docs/results/
 	$(BIN)/python -m experiments.study render

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.overhead import machine  # noqa: E402
+from benchmarks.measure import machine  # noqa: E402
 from fewlabel import models  # noqa: E402
 from fewlabel.data.sets import Images  # noqa: E402
 from fewlabel.learn.loop import SGD, Local, fit  # noqa: E402

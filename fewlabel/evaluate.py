@@ -56,12 +56,15 @@ def merge(parts: Iterable[Counts]) -> Counts:
 def auc(scores: Tensor, y: Tensor) -> Tensor:
     """Exact one-vs-rest AUC per class, float64 [C]; ties count one half, NaN without a positive or a negative image."""
     scores, y = _checked(scores, y)
-    ordered, order = scores.T.contiguous().sort()
-    positive = y[order] == torch.arange(len(order))[:, None]
+    ordered = scores.T.contiguous().sort().values
+    positives = y.bincount(minlength=scores.shape[1])
+    own = torch.split(scores[torch.arange(len(y)), y][y.argsort()], positives.tolist())  # of each class's images
     # An image's rank is the mean of the ranks that its ties share; twice that is whole, so the sum is exact.
-    twice_rank = torch.searchsorted(ordered, ordered) + torch.searchsorted(ordered, ordered, right=True) + 1
-    positives = positive.sum(1)
-    twice_won = (twice_rank * positive).sum(1) - positives * (positives + 1)
+    twice_ranks = [
+        torch.searchsorted(all_, some) + torch.searchsorted(all_, some, right=True) + 1
+        for all_, some in zip(ordered, own, strict=True)
+    ]
+    twice_won = torch.stack([ranks.sum() for ranks in twice_ranks]) - positives * (positives + 1)
     return twice_won.double() / (2 * positives * (len(y) - positives))
 
 

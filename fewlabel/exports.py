@@ -20,7 +20,8 @@ from fewlabel.display import leaves
 from fewlabel.errors import BadInput, StorageError
 from fewlabel.experiment import plain_method
 from fewlabel.predictions import FILE, Card, Model, stored
-from fewlabel.results import METRICS, Result, Table, percent
+from fewlabel.results import METRICS, Result
+from fewlabel.tables import Table, percent
 
 ONNX = "model.onnx"
 CARD = "MODEL_CARD.md"

@@ -80,11 +80,13 @@ class Site(Generic[C]):
         statistics: Tree | None = None,
         watched: bool = False,
         tally: Tally | None = None,
+        device: torch.device = wire.CPU,
     ) -> None:
         self.info = info
         self.round, self.rounds, self.num_classes = round, rounds, num_classes
         self.labeled, self.unlabeled, self.validation = labeled, unlabeled, validation
         self.model = model  # scratch: whatever it holds is another client's leftover until `load`
+        self.device = device  # where the network is, the images, and what messages hold
         self.rng = rng
         self.state = state  # private, kept between rounds, committed only if the task succeeds
         self._buffers, self.statistics = buffers, statistics
@@ -100,13 +102,14 @@ class Site(Generic[C]):
         if self._buffers != "global":
             weights = tree.untrained(self.model) | weights | (self.statistics or {})
         tree.load(self.model, weights)
-        if bare and tree.statistics(weights) and (self.labeled or self.unlabeled):
+        if bare and tree.statistics(weights) and (self.labeled or self.unlabeled or self.validation):
             # A network without statistics, as before a site's first training, would label its images at random.
             self.statistics = batch_statistics(self.model, self._images())
         return self.model
 
     def _images(self) -> Iterator[Tensor]:
-        for images in (self.labeled, self.unlabeled):
+        own = self.labeled or self.unlabeled
+        for images in (self.labeled, self.unlabeled) if own else (self.validation,):
             if isinstance(images, Labeled):
                 yield from (x for x, _ in images.batches("plain", 500, shuffle=False))
             elif images is not None:
@@ -126,10 +129,10 @@ class Site(Generic[C]):
         if self.audited is not None:
             self.audited.append((index.clone(), pseudo_label.clone(), epoch))
 
-    def score(self, weights: Tree) -> None:
+    def score(self, weights: Tree | nn.Module) -> None:
         """Shows a local model to whoever measures it from outside, in evaluated rounds; a no-op in deployment."""
         if self.scored is not None:
-            self.scored[:] = [weights]
+            self.scored[:] = [tree.of(weights) if isinstance(weights, nn.Module) else weights]
 
     def show(self, **values: Tensor) -> None:
         """Shows tensors to whoever watches from outside, in evaluated rounds, as a mean over clients that leaves NaN
@@ -328,7 +331,7 @@ def broadcast(clients: Iterable[ClientInfo], message: M) -> Iterator[tuple[Clien
 def perform(method: Any, task: Task, site: Site[Any], message: bytes) -> bytes | None:
     """Runs one task at a site, from the bytes of its message to those of its upload; global generators are seeded."""
     site.rng.stream("global").seed_globals()
-    upload = getattr(method, task.name)(site, wire.unpack(task.message, message))
+    upload = getattr(method, task.name)(site, wire.unpack(task.message, message, device=site.device))
     packed = wire.pack(upload, task.upload)  # which refuses None, a forgotten return, unless the task declares it
     return None if upload is None else packed
 

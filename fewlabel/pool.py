@@ -17,7 +17,7 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -56,15 +56,15 @@ class Pool:
         self._poll = select.poll()
         for source in (self._replies.fileno(), *(process.sentinel for process in self._processes)):
             self._poll.register(source, select.POLLIN)
-        self._tickets = 0
+        self._tickets = self._messages = 0
         self._under_way: dict[int, Job] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._parcel: tuple[bytes | None, int] = (None, -1)
 
     def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
         self._tickets += 1
-        header = json.dumps({"ticket": self._tickets, "job": vars(job)}).encode()
         parcels = [self._shared(message)] + ([] if statistics is None else [parcel(statistics)])
+        header = json.dumps({"ticket": self._tickets, "message": self._messages, "job": vars(job)}).encode()
         try:
             socket.send_fds(self._jobs, [header], parcels)
         except OSError:
@@ -100,6 +100,7 @@ class Pool:
             if self._parcel[1] >= 0:
                 os.close(self._parcel[1])
             self._parcel = message, parcel(message)
+            self._messages += 1
         return self._parcel[1]
 
     def _receive(self) -> None:
@@ -160,14 +161,17 @@ def parcel(*parts: bytes, memory: int | None = None) -> int:
 
 
 def contents(descriptor: int, *sizes: int) -> list[bytes]:
-    """The parts of a parcel, whose sizes matter only if there are several, and the end of the descriptor."""
+    """The parts of a parcel, whose sizes matter only if there are several, and the end of the descriptor.
+
+    They are bytearrays, which `wire.unpack` takes over without a copy.
+    """
     try:
         parts, at = [], 0
         for size in sizes or [os.fstat(descriptor).st_size]:
-            part = os.pread(descriptor, size, at)
-            while len(part) < size:  # beyond 2 GiB
-                part += os.pread(descriptor, size - len(part), at + len(part))
-            parts.append(part)
+            part, got = bytearray(size), 0
+            while got < size:  # beyond 2 GiB it takes several
+                got += os.preadv(descriptor, [memoryview(part)[got:]], at + got)
+            parts.append(cast(bytes, part))
             at += size
         return parts
     finally:
@@ -199,19 +203,23 @@ def serve(
     sys.path[:] = path
     torch.set_num_threads(1)
     worker: tuple[str, Worker] | None = None
-    memory, answered = os.memfd_create("fewlabel"), 0
+    memory, answered, message = os.memfd_create("fewlabel"), 0, (0, b"")
     while True:
         header, descriptors, *_ = socket.recv_fds(jobs, HEADER, 2)
         if not header:
             return
         request = json.loads(header)
         job, ticket = Job(**request["job"]), request["ticket"]
-        message, *statistics = [contents(descriptor)[0] for descriptor in descriptors]
+        if message[0] != request["message"]:
+            message = request["message"], bytes(contents(descriptors[0])[0])
+        else:
+            os.close(descriptors[0])
+        statistics = [bytes(contents(descriptor)[0]) for descriptor in descriptors[1:]]
         at[number] = ticket
         if worker is None or worker[0] != job.run:
-            worker = job.run, Worker(Path(job.run))
+            worker = job.run, Worker(Path(job.run), number=number)
             torch.set_num_threads(worker[1].world.experiment.threads)
-        outcome = worker[1].attempt(job, message, statistics[0] if statistics else None)
+        outcome = worker[1].attempt(job, message[1], statistics[0] if statistics else None)
         told = {"outside": outcome.outside, "failure": outcome.failure, "traceback": outcome.traceback}
         parts = [json.dumps(told).encode(), *([] if outcome.payload is None else [outcome.payload])]
         if read[number] != answered:  # the last outcome still lies there

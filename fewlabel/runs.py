@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from safetensors.torch import save as to_safetensors
 
-from fewlabel import checkpoint, tree
+from fewlabel import checkpoint, device, tree
 from fewlabel.checkpoint import Checkpoints, Saved
 from fewlabel.data import partition
 from fewlabel.errors import BadInput, FewLabelError, RunFailed, StorageError
 from fewlabel.experiment import Experiment, dumps, load
 from fewlabel.federation import ClientError, state_kind, train
 from fewlabel.pool import Pool
+from fewlabel.predictions import Card
 from fewlabel.rng import Rng
 from fewlabel.simulate import Executor, Simulation
 from fewlabel.worker import Serial, World, dataset_of
@@ -40,6 +41,7 @@ class Interrupted(FewLabelError):
 
 def prepare(experiment: Experiment, directory: Path) -> Path:
     """Lays out a run: its resolved experiment and who holds which image."""
+    device.of(experiment.device)  # or it says what is missing
     try:
         refuse_used(directory)
         dataset = dataset_of(experiment, fresh=True)
@@ -68,20 +70,25 @@ def execute(
     workers: int | None = None,
     watch: Watch | None = None,
     stop: Callable[[], bool] = lambda: False,
+    remote: World | None = None,
 ) -> dict[str, Any]:
-    """Runs what `prepare` laid out, or the rest of it, and returns its summary."""
+    """Runs what `prepare` laid out, or the rest of it, and returns its summary.
+
+    With a `remote` world, which is all that a server knows of clients elsewhere, the executor reaches them.
+    """
     if not (directory / "experiment.toml").exists():
         raise BadInput(f"{directory} holds no run: it has no experiment.toml")
     if (directory / "summary.json").exists():
         return summary(directory)
     with ExitStack() as stack:
         experiment = load(directory / "experiment.toml")
+        device.of(experiment.device)
         stack.enter_context(checkpoint.lock(directory))
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(experiment.threads)
-        run = Run(directory.resolve(), watch or (lambda line: None))
+        run = Run(directory.resolve(), watch or (lambda line: None), remote)
         # Last, so that forked workers share what was imported and read so far.
-        run.fed.executor = executor or stack.enter_context(workforce(workers, experiment.threads))
+        run.fed.executor = executor or stack.enter_context(workforce(workers, experiment))
         try:
             run.go(stop)
         except Exception as error:
@@ -93,13 +100,13 @@ def execute(
 
 
 @contextmanager
-def workforce(workers: int | None, threads: int = 1) -> Iterator[Executor]:
-    """As many processes as asked for, by default one per core; one, or none, is this process."""
-    workers = workers or os.cpu_count() or 1
+def workforce(workers: int | None, experiment: Experiment) -> Iterator[Executor]:
+    """As many processes as asked for, or as the device is good for; one, or none, is this process."""
+    workers = workers or device.workers(experiment.device)
     if workers == 1 or not hasattr(os, "memfd_create"):
         yield Serial()
     else:
-        with Pool(workers, "fork" if threads == 1 else "spawn") as pool:
+        with Pool(workers, "fork" if experiment.threads == 1 and experiment.device == "cpu" else "spawn") as pool:
             yield pool
 
 
@@ -116,9 +123,9 @@ class Pending:
 class Run:
     """One run under way."""
 
-    def __init__(self, directory: Path, watch: Watch) -> None:
+    def __init__(self, directory: Path, watch: Watch, remote: World | None = None) -> None:
         self.directory, self.watch = directory, watch
-        self.fed = Simulation(directory)
+        self.fed = Simulation(directory, remote=remote)
         self.experiment, self.method = self.fed.experiment, self.fed.method
         self.checkpoints = Checkpoints(directory / "checkpoint", state_kind(type(self.method)), version("fewlabel"))
         self.log = directory / "rounds.jsonl"
@@ -204,7 +211,7 @@ class Run:
             local = self.experiment.model.buffers == "local"  # then no statistics are right for everyone
             complete = tree.parameters(model) if local else {**self.fed.initial, **model, **(self.fed.statistics or {})}
             card: dict[str, Any] = {"version": version("fewlabel"), "experiment": dumps(self.experiment)}
-            card["classes"] = self.fed.world.dataset.classes
+            card |= asdict(Card.of(self.experiment, self.fed.world.dataset))
             # One entry, because safetensors writes several in any order, and equal models are to be equal files.
             data = to_safetensors(complete, {"fewlabel": json.dumps(card)})
             checkpoint.write(self.directory / "model.safetensors", data)

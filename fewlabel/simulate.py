@@ -21,7 +21,7 @@ from fewlabel.worker import SERVER_ID, Job, Outcome, Serial, Weights, World
 NOTHING = object()
 RESERVED = {"round", "seconds", "bytes_up", "bytes_down", "model_bytes", "asked", "replies", "local_accuracy"}
 RESERVED |= {"test", "validation", "pseudo_labels", "pseudo_labels_per_epoch"}
-RESERVED |= {"images_labeled", "images_unlabeled", "shown"}
+RESERVED |= {"images_labeled", "images_unlabeled", "shown", "failures"}
 
 
 def plain(value: Tensor) -> Any:
@@ -64,11 +64,14 @@ class Round:
     shown: dict[str, list[Tensor]] = field(default_factory=dict)
     audits: dict[str, list[evaluate.Audit]] = field(default_factory=dict)
     local_accuracy: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # of clients that were asked and gave no reply that can be used
 
     def line(self) -> dict[str, Any]:
         line: dict[str, Any] = {"bytes_up": self.up, "bytes_down": self.down, "model_bytes": self.model_bytes}
         line |= {"asked": self.asked, "replies": self.replies}
         line |= {"images_labeled": self.images[0], "images_unlabeled": self.images[1], **self.values}
+        if self.failures:
+            line["failures"] = self.failures
         if self.shown:
             line["shown"] = {name: plain(torch.stack(parts).nanmean(0)) for name, parts in self.shown.items()}
         if self.local_accuracy:
@@ -97,12 +100,22 @@ class Entry:
 
 
 class Simulation:
-    """The Federation on this machine."""
+    """The Federation on this machine, or with a `remote` world the server's part of one whose clients are elsewhere.
 
-    def __init__(self, directory: Path, executor: Executor | None = None, absent: Collection[int] = ()) -> None:
+    Here a task that raises is a bug and ends the run. Of remote clients, one that fails or whose upload is refused
+    counts as one without a reply.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        executor: Executor | None = None,
+        absent: Collection[int] = (),
+        remote: World | None = None,
+    ) -> None:
         self.directory, self.absent = directory, frozenset(absent)
         self.executor: Executor = executor or Serial()
-        self.world = World.open(directory)
+        self.world, self.forgives = remote or World.open(directory), remote is not None
         self.experiment, self.method = self.world.experiment, self.world.experiment.method
         self.rounds, self.num_classes = self.experiment.rounds, len(self.world.dataset.classes)
         self.round, self.checkpointed = 0, 0
@@ -240,9 +253,14 @@ class Simulation:
             if outcome.payload is None or entry.client is None:
                 continue
             self.seen.up += len(outcome.payload)
-            counts["replies"] += 1
             client = self.world.info(entry.client.id, self.round)  # the one asked may be of an earlier round
-            yield Reply(entry.number, client, accept(task, client, self.round, outcome.payload, self.initial))
+            try:
+                upload = accept(task, client, self.round, outcome.payload, self._leaving)
+            except ClientError as error:
+                self._forgive(error)
+                continue
+            counts["replies"] += 1
+            yield Reply(entry.number, client, upload)
         self.seen.asked += counts["asked"]
         self.seen.replies += counts["replies"]
         self._close()
@@ -279,12 +297,17 @@ class Simulation:
             under_way.popleft()
             outcome = self.executor.collect(first.ticket)
             if outcome.failure:
-                task = first.job.task or first.job.kind
-                raise ClientError(first.job.client, task, self.round, outcome.failure) from RuntimeError(
-                    outcome.traceback
-                )
+                error = ClientError(first.job.client, first.job.task or first.job.kind, self.round, outcome.failure)
+                error.__cause__ = RuntimeError(outcome.traceback)
+                self._forgive(error)
             self._observe(outcome.outside)
             yield first, outcome
+
+    def _forgive(self, error: ClientError) -> None:
+        """Notes what a remote client did wrong; here, and at the server, it ends the run."""
+        if not self.forgives or error.client == SERVER_ID:
+            raise error
+        self.seen.failures.append(str(error))
 
     def _observe(self, outside: dict[str, Any]) -> None:
         self.seen.images = [a + b for a, b in zip(self.seen.images, outside.get("images", (0, 0)), strict=True)]
@@ -301,18 +324,44 @@ class Simulation:
         asked = [client for client in self.sample(name="statistics") if not self._silent(client.id, -1)]
         jobs = (Entry(n, c, self._job("statistics", client=c.id), data) for n, c in enumerate(asked))
 
+        replies = []
+
         def found() -> Iterator[tuple[int, Tree]]:
             for entry, outcome in self._stream(jobs):
                 assert entry.client is not None
-                assert outcome.payload is not None
-                self.seen.down, self.seen.up = self.seen.down + len(data), self.seen.up + len(outcome.payload)
-                yield entry.client.size, wire.unpack(Weights, outcome.payload, finite=True).model
+                self.seen.down += len(data)
+                if outcome.payload is None:
+                    continue
+                self.seen.up += len(outcome.payload)
+                try:
+                    statistics = self._statistics_of(entry.client, outcome.payload)
+                except ClientError as error:
+                    self._forgive(error)
+                    continue
+                replies.append(entry.client)
+                yield entry.client.size, statistics
 
-        return tree.pool(found()) if asked else self.statistics
+        pooled = tree.pool(found())
+        return pooled if replies else self.statistics
+
+    def _statistics_of(self, client: ClientInfo, data: bytes) -> Tree:
+        """A client's own statistics, if they are those of the network."""
+        try:
+            found, wanted = wire.unpack(Weights, data, finite=True).model, tree.statistics(self.initial)
+            wire.check_like(found, wanted)
+            tree.same_entries(found, wanted)
+        except (wire.WireError, ValueError) as error:
+            raise ClientError(client.id, "statistics", self.round, f"its upload is refused: {error}") from None
+        return found
 
     def _silent(self, client: int, call: int) -> bool:
         chance = self.experiment.clients.dropout
         return client in self.absent or (chance > 0 and self.rng("dropout", client, call).numpy.random() < chance)
+
+    @cached_property
+    def _leaving(self) -> Tree:
+        """The network as far as the policy for statistics lets it leave a site."""
+        return self.initial if self.experiment.model.buffers == "global" else tree.parameters(self.initial)
 
     @cached_property
     def _model_bytes(self) -> int:

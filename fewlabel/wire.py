@@ -11,6 +11,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from ctypes import Array, c_char
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from itertools import accumulate, repeat
@@ -24,7 +25,9 @@ from torch import Tensor
 from fewlabel.errors import RunFailed
 
 T = TypeVar("T")
+Bytes = bytes | bytearray | memoryview
 
+CPU = torch.device("cpu")
 VERSION = "1"
 MAX_BYTES = 1 << 31
 MAX_HEADER = 1 << 24  # of the JSON, which may take twenty times as much once parsed
@@ -32,6 +35,7 @@ MAX_TENSORS = 1 << 16
 MAX_TEXT = 1 << 20
 MAX_DEPTH = 32
 MAX_DIMENSIONS = 32
+MAX_KNOWN = 32  # heads that are remembered
 
 _RESERVED = {"fewlabel", "value"}
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -40,7 +44,9 @@ _INSTEAD |= {"dict": "use str or int keys", "Union": "use X | None", "UnionType"
 _INTS = {"U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64}
 _FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 _DTYPES = {"BOOL": torch.bool, **_INTS, **_FLOATS}
-_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES.values()}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_SORTED = ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL")  # as safetensors lays tensors out
+_ORDER = {_DTYPES[name]: place for place, name in enumerate(_SORTED)}
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # the last quote is optional to stay linear
 _BRACKET = re.compile(r"[\[\]{}]")
 _DEEPER = {"[": 1, "{": 1, "]": -1, "}": -1}
@@ -64,6 +70,7 @@ class _Box:
 
     tensors: dict[str, Any]
     finite: bool = False
+    device: torch.device = CPU  # where they are put when taken out
 
 
 _Step = Callable[[Any, _Box], Any]
@@ -78,31 +85,39 @@ def pack(value: object, kind: Any = None, header: Mapping[str, str] | None = Non
         box = _Box({})
         metadata = {"fewlabel": VERSION, "value": _to_json(encode(value, box)), **_extra(dict(header or {}))}
         _at_most(MAX_TENSORS, len(box.tensors), "tensors")
-        specs = {
-            name: safetensors.TensorSpec(dtype=_NAMES[t.dtype], shape=t.shape, data_ptr=t.data_ptr(), data_len=t.nbytes)
-            for name, t in box.tensors.items()
-        }
-        bare = memoryview(safetensors.serialize(specs, None))
-        start = 8 + int.from_bytes(bare[:8], "little")
-        # safetensors would write the metadata in a random order, so it is put in front of the other entries here.
-        head = _to_json({"__metadata__": metadata})[:-1].encode() + b"," * bool(specs) + bytes(bare[9:start]).rstrip()
+        # As safetensors would write it, but for the metadata, whose order is random there, and without its copies.
+        entries: dict[str, Any] = {"__metadata__": metadata}
+        parts, end = list[Array[c_char]](), 0
+        for name, tensor in sorted(box.tensors.items(), key=lambda item: (_ORDER[item[1].dtype], item[0])):
+            start, end = end, end + tensor.nbytes
+            entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+            if tensor.nbytes:
+                parts.append((c_char * tensor.nbytes).from_address(tensor.data_ptr()))
+        head = _to_json(entries).encode()
         head += b" " * (-len(head) % 8)
         _at_most(MAX_HEADER, len(head), "bytes besides its tensors")
-        return b"".join((len(head).to_bytes(8, "little"), head, bare[start:]))
+        return b"".join((len(head).to_bytes(8, "little"), head, *parts))
 
 
 @overload
-def unpack(kind: type[T], data: bytes | memoryview, *, finite: bool = ..., max_bytes: int = ...) -> T: ...
+def unpack(
+    kind: type[T], data: Bytes, *, finite: bool = ..., max_bytes: int = ..., device: torch.device = ...
+) -> T: ...
 @overload
-def unpack(kind: Any, data: bytes | memoryview, *, finite: bool = ..., max_bytes: int = ...) -> Any: ...
-def unpack(kind: Any, data: bytes | memoryview, *, finite: bool = False, max_bytes: int = MAX_BYTES) -> Any:
-    """The value of type `kind` in `data`, whoever wrote it; whatever is amiss is a WireError and nothing else."""
+def unpack(kind: Any, data: Bytes, *, finite: bool = ..., max_bytes: int = ..., device: torch.device = ...) -> Any: ...
+def unpack(
+    kind: Any, data: Bytes, *, finite: bool = False, max_bytes: int = MAX_BYTES, device: torch.device = CPU
+) -> Any:
+    """The value of type `kind` in `data`, whoever wrote it; whatever is amiss is a WireError and nothing else.
+
+    A bytearray may become part of the value. Tensors are put on `device`.
+    """
     _, decode = _codec(kind)
     with _speaking_of(kind):
         _at_most(max_bytes, memoryview(data).nbytes, "bytes")
-        text = _metadata(data)["value"]
-        box = _Box(dict(safetensors.deserialize(bytes(data))), finite)  # type: ignore[no-untyped-call]
-        value = decode(_from_json(text), box)
+        content, tensors = _opened(data)
+        box = _Box(tensors, finite, device)
+        value = decode(content, box)
         if box.tensors:
             raise _PathError(f"tensor {_brief.repr(min(box.tensors))} belongs to no part of the value")
         return value
@@ -169,7 +184,7 @@ def _at_most(limit: int, number: int, things: str) -> None:
         raise _PathError(f"it has {number} {things}, more than {limit}")
 
 
-def _metadata(data: bytes | memoryview) -> dict[str, str]:
+def _metadata(data: bytes | bytearray | memoryview) -> dict[str, str]:
     view = memoryview(data).cast("B")
     length = int.from_bytes(view[:8], "little")
     if length > len(view) - 8:
@@ -184,6 +199,31 @@ def _metadata(data: bytes | memoryview) -> dict[str, str]:
     _at_most(MAX_TENSORS, len(head) - 1, "tensors")
     _extra({name: text for name, text in metadata.items() if name not in _RESERVED})
     return metadata
+
+
+def _opened(data: bytes | bytearray | memoryview) -> tuple[Any, dict[str, Any]]:
+    """The JSON and the tensors of a buffer.
+
+    All uploads of a network have the same head, so what was checked of one is known of the next.
+    """
+    view = memoryview(data).cast("B")
+    head = bytes(view[: 8 + int.from_bytes(view[:8], "little")])
+    known = _KNOWN.get((head, len(view)))
+    if known is None:
+        content = _from_json(_metadata(data)["value"])
+        tensors = dict(safetensors.deserialize(bytes(data)))  # type: ignore[no-untyped-call]
+        if tensors and len(head) < MAX_TEXT:
+            if len(_KNOWN) >= MAX_KNOWN:
+                _KNOWN.clear()
+            said = _parse(str(head[8:], "utf-8"))
+            _KNOWN[head, len(view)] = (
+                content,
+                [(n, t["dtype"], t["shape"], said[n]["data_offsets"]) for n, t in tensors.items()],
+            )
+        return content, tensors
+    content, entries = known
+    body = view[len(head) :] if isinstance(data, bytearray) else memoryview(bytearray(view[len(head) :]))
+    return content, {n: {"dtype": dtype, "shape": shape, "data": body[a:b]} for n, dtype, shape, (a, b) in entries}
 
 
 def _extra(entries: dict[str, str]) -> dict[str, str]:
@@ -275,7 +315,13 @@ def _items(steps: list[_Step], many: bool, source: type, target: type) -> _Step:
 def _entries(on_key: _Step, on_value: _Step) -> _Step:
     def walk(value: Any, box: _Box) -> Any:
         _expect(dict, value)
-        return {_inside(key, on_key, key, box): _inside(key, on_value, part, box) for key, part in value.items()}
+        result, key = {}, None
+        try:  # one for all: a network's entries are many
+            for key, part in value.items():
+                result[on_key(key, box)] = on_value(part, box)
+        except Exception as error:
+            raise _fault(error, f"[{_brief.repr(key)}]") from None
+        return result
 
     return walk
 
@@ -326,8 +372,9 @@ def _float(value: Any, box: _Box) -> float:
 
 def _text(value: Any, _: _Box) -> Any:
     _expect(str, value)
-    _at_most(MAX_TEXT, len(value), "characters")
-    value.encode()  # raises on a lone surrogate, which would be trouble wherever the text is written
+    if len(value) > MAX_TEXT or not value.isascii():
+        _at_most(MAX_TEXT, len(value), "characters")
+        value.encode()  # raises on a lone surrogate, which would be trouble wherever the text is written
     return value
 
 
@@ -343,7 +390,8 @@ def _tensor_out(value: object, box: _Box) -> int:
     if value.dtype not in _NAMES or value.layout is not torch.strided or value.is_meta:
         raise _PathError(f"a {value.layout} tensor of {value.dtype} on {value.device} cannot be sent")
     number = len(box.tensors)
-    box.tensors[str(number)] = value.detach().cpu().resolve_neg().contiguous()
+    plain = value.is_cpu and value.is_contiguous() and not value.is_neg()  # to look is faster than to make it so
+    box.tensors[str(number)] = value if plain else value.detach().cpu().resolve_neg().contiguous()
     return number
 
 
@@ -355,16 +403,17 @@ def _tensor_in(value: Any, box: _Box) -> Tensor:
     _at_most(MAX_DIMENSIONS, len(shape), "dimensions")  # PyTorch's time grows with their square
     if dtype is None:
         raise _PathError(f"tensors of {entry['dtype']} are not accepted")
-    if dtype is torch.bool and data.translate(None, b"\0\1"):
+    if dtype is torch.bool and bytes(data).translate(None, b"\0\1"):
         raise _PathError("the tensor has a bool that is neither 0 nor 1")
-    # `data` is a bytearray made for this entry alone, so the tensor may keep it; frombuffer refuses an empty one.
+    # `data` is a part of a bytearray made for this value alone, so the tensor may keep it; an empty one is refused.
     tensor = torch.frombuffer(data, dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
     # One NaN or Inf makes the sum so; finite values may do too, by overflow, and only then each is looked at.
     if box.finite and dtype.is_floating_point and not math.isfinite(tensor.sum()) and not tensor.isfinite().all():
         raise _PathError("expected finite values, found NaN or Inf")
-    return tensor
+    return tensor if box.device.type == "cpu" else tensor.to(box.device)
 
 
+_KNOWN: dict[tuple[bytes, int], tuple[Any, list[tuple[str, str, list[int], list[int]]]]] = {}
 _KEYS: dict[Any, _Codec] = {str: (_text, _text), int: (lambda key, box: str(_int(key, box)), _key_in)}
 _PLAIN: dict[Any, _Codec] = {kind: _same(kind) for kind in (bool, NoneType)}
 _PLAIN |= {None: _PLAIN[NoneType], int: (_int, _int), float: (_float, _float), str: (_text, _text)}

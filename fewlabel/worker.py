@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fewlabel import evaluate, models, tree, wire
+from fewlabel import device, evaluate, models, tree, wire
 from fewlabel.checkpoint import ClientStates
 from fewlabel.data import datasets
 from fewlabel.data.own import TABLES
@@ -87,6 +87,14 @@ class World:
         splits = dataset.splits | {"train": replace(train, images=images)}
         return cls(experiment, replace(dataset, splits=splits), partition)
 
+    def on(self, place: torch.device) -> "World":
+        """The same with its images on a device, and so all that sites make of them."""
+        splits = {
+            name: replace(split, images=replace(split.images, pixels=split.images.pixels.to(place)))
+            for name, split in self.dataset.splits.items()
+        }
+        return replace(self, dataset=replace(self.dataset, splits=splits))
+
     def network(self, rng: Rng, pretrained: bool = False) -> torch.nn.Module:
         net = self.experiment.model
         with rng.scope():
@@ -124,8 +132,8 @@ class World:
     @property
     def measured(self) -> tuple[str, ...]:
         """The splits to measure on; where no validation is published, it is the labeled images set aside for it."""
-        validates = "validation" in self.dataset.splits or len(self.partition.validation)
-        return ("test", "validation") if validates else ("test",)
+        there = {*self.dataset.splits, *(["validation"] if len(self.partition.validation) else [])}
+        return tuple(split for split in ("test", "validation") if split in there)
 
     def whole(self, split: str, rng: Rng) -> Labeled:
         if split in self.dataset.splits:
@@ -156,6 +164,7 @@ class World:
             validation=validation,
             buffers=self.experiment.model.buffers,
             tally=tally,
+            device=images.pixels.device,
             **more,
         )
 
@@ -179,12 +188,16 @@ def stored_kind(state: Any) -> Any:
 
 
 class Worker:
-    """Does the jobs of one run, in whichever process it lives."""
+    """Does the jobs of one run, in whichever process it lives; of a `remote` world those of one place.
 
-    def __init__(self, directory: Path) -> None:
-        self.world = World.open(directory)
-        self.method = self.world.experiment.method
-        self.model = self.world.network(Rng("scratch"))
+    Its number among the workers says on which device.
+    """
+
+    def __init__(self, directory: Path, remote: World | None = None, number: int = 0) -> None:
+        world, self.watched = remote or World.open(directory), remote is None
+        self.device = device.of(world.experiment.device, number)
+        self.world, self.method = world.on(self.device), world.experiment.method
+        self.model = world.network(Rng("scratch")).to(self.device)
         self.modules = tuple((module, module.training) for module in self.model.modules())
         self.parameters = tuple((parameter, parameter.requires_grad) for parameter in self.model.parameters())
         self.states = ClientStates(directory / "clients")
@@ -206,7 +219,7 @@ class Worker:
             if parameter.requires_grad is not trained:  # to look is faster than to set
                 parameter.requires_grad = trained
         rng = Rng(self.world.experiment.seed, "task", job.round, job.client, job.task or job.kind, job.call)
-        pooled = None if statistics is None else wire.unpack(Weights, statistics).model
+        pooled = None if statistics is None else wire.unpack(Weights, statistics, device=self.device).model
         if job.kind == "evaluate":
             return self.evaluate(job, wire.unpack(Weights, message).model, rng)
         if job.kind == "statistics":
@@ -217,7 +230,8 @@ class Worker:
         method: Any = type(self.method)
         task, local = tasks(method)[job.task], self.world.experiment.model.buffers == "local"
         keeps = job.client != SERVER_ID and (local or task.state is not type(None))
-        stored = self.states.load(job.client, job.round, job.call, stored_kind(task.state)) if keeps else None
+        kind = stored_kind(task.state)
+        stored = self.states.load(job.client, job.round, job.call, kind, self.device) if keeps else None
         site = self.world.site(
             job.client,
             job.round,
@@ -225,14 +239,15 @@ class Worker:
             self.model,
             state=stored.state if stored else None,
             statistics=stored.statistics if local and stored else pooled,
-            watched=job.client != SERVER_ID,
+            watched=self.watched and job.client != SERVER_ID,
         )
+        if not job.score:
+            site.scored = None  # no copy of a model that nobody looks at
         payload = perform(self.method, task, site, message)
         outside = self.seen(job, site)
-        if keeps:
-            kind = stored_kind(task.state)
-            value = kind(site.state, site.statistics if local else None)
-            self.states.save(job.client, job.round, job.call, value, kind, job.checkpointed)
+        kept = site.state, site.statistics if local else None
+        if keeps and (stored or kept != (None, None)):  # a client that never kept anything needs no file that says so
+            self.states.save(job.client, job.round, job.call, kind(*kept), kind, job.checkpointed)
         return Outcome(payload, outside)
 
     def seen(self, job: Job, site: Site[Any]) -> dict[str, Any]:
@@ -242,7 +257,7 @@ class Worker:
         labels: dict[int, Tensor] = {}
         for index, pseudo_label, epoch in site.audited or ():
             given = labels.setdefault(epoch, torch.full((len(where),), -1))
-            given[index] = pseudo_label  # the last one counts, where images came up again
+            given[index.cpu()] = pseudo_label.cpu()  # the last one counts, where images came up again
         for epoch, given in labels.items():
             index = (given >= 0).nonzero().flatten()
             outside.setdefault("audit", {})[str(epoch)] = self.audit(where, index, given[index]).to_json()

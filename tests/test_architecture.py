@@ -121,6 +121,8 @@ MAY_IMPORT = {
     "simulate": {"worker", "federation", "wire", "evaluate", "tree", "rng", "errors"},
     "pool": {"worker", "errors"},
     "report": {"checkpoint", "errors"},
+    "resident": {"apart"},
+    "flower": {"resident", "fleet", "errors"},
 }  # fmt: skip
 
 

@@ -49,8 +49,10 @@ def experiment(method, setting: Setting, buffers: str = "global") -> Experiment:
         method = replace(method, local=replace(method.local, epochs=1, batch_size=32))
     if hasattr(method, "warmup_epochs"):
         method = replace(method, warmup_epochs=2, threshold=0.0, skip=2)
+    if hasattr(method, "helpers") or getattr(method, "unlabeled", "none") != "none":  # sure of much, rates that fall
+        method = replace(method, confidence=0.2, patience=1, local=replace(method.local, lr=0.03))
     if hasattr(method, "helpers_every"):
-        method = replace(method, helpers_every=2, confidence=0.2)
+        method = replace(method, helpers_every=2)
     if hasattr(method, "uncertainty"):
         method = replace(method, uncertainty=3.0)
     if hasattr(method, "warmup"):

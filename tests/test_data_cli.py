@@ -417,6 +417,7 @@ def test_the_servers_share_is_written_and_names_with_slashes_are_possible(
         "client-0",
         "client-1",
         "server",
+        "terms.json",
         "test",
         "validation",
     ]

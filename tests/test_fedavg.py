@@ -12,6 +12,7 @@ from torch import nn
 
 from fewlabel import tree
 from fewlabel.cli import main
+from fewlabel.comparison import Comparison
 from fewlabel.data.sets import Images, Labeled
 from fewlabel.errors import BadInput
 from fewlabel.federation import ClientInfo, Reply, Site
@@ -19,7 +20,7 @@ from fewlabel.learn.agreement import annealed, fixmatch, uda
 from fewlabel.learn.loop import Local
 from fewlabel.methods import METHODS, fedavg
 from fewlabel.methods.fedavg import FedAvg, Message, State
-from fewlabel.results import Comparison, Result
+from fewlabel.results import Result
 from fewlabel.rng import Rng
 from fewlabel.runs import execute, read_rounds
 from fewlabel.simulate import Simulation

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -11,12 +12,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from fewlabel import wire
 from fewlabel.cli import main
 from fewlabel.errors import BadInput
-from fewlabel.federation import ClientError, ClientInfo, Reply, Site, accept, tasks
+from fewlabel.federation import ClientError, ClientInfo, Model, Reply, Site, accept, tasks
 from fewlabel.learn import decomposed as decomposed_module
 from fewlabel.learn.agreement import agreed, confident, inter_client
 from fewlabel.learn.decomposed import Decomposed
@@ -95,7 +96,7 @@ class Given(Few):
     """Clients that send models given as (sigma, psi), either of which may be missing."""
 
     def __init__(self, state: State, *models: tuple[Tree | None, Tree | None] | None, **more: Any) -> None:
-        super().__init__(*(site(number, unlabeled=[0, 0]) for number in range(len(models))), **more)
+        super().__init__(*(site(number, [(0, 0)], [0, 0]) for number in range(len(models))), **more)
         self.uploads = [model and Update(*map(sent, model, (state.sigma, state.psi))) for model in models]
 
     def run(self, task: Any, jobs: Iterable[tuple[ClientInfo, Any]]) -> Iterator[Reply[Any]]:
@@ -155,6 +156,15 @@ def test_a_helper_is_the_receivers_sigma_with_the_helpers_psi():
         1 / 3, 2 / 3
     )  # ln 3 - ln 6 = -ln 2; its own psi of 5 has no part in it
     assert not said.requires_grad
+
+
+def test_a_helper_has_the_receivers_sigma_of_the_moment():
+    net, helpers, x = decomposed(NOTHING), [weights([0, 0], [0, LN3])], batch(0)[0]
+    net.with_others(x, helpers)
+    by_labels = partial(FedMatch().supervised, net)
+    net.train(net.optimizers(STEP, 0.1), [((x, torch.tensor([0])), None)], by_labels, by_labels)
+    [said] = net.with_others(x, helpers)
+    assert said[0].tolist() == approx(1 / 2, LN3 - 1 / 2)  # a step of 0.1 * 10 * 1/2 between the two
 
 
 def test_helpers_speak_in_evaluation_mode_and_leave_batchnorms_statistics_alone():
@@ -283,6 +293,18 @@ def test_fedmatch_eq_4_where_some_have_labels_is_among_those_who_moved_that_part
     assert state.rates.keys() == {"0", "1", "2"}
 
 
+def test_a_part_that_a_client_cannot_have_moved_does_not_count():
+    fed = Given(START, (weights([1, 0]), weights([2, 0])))
+    fed.clients = [ClientInfo(0, 0, 2)]
+    state = BARE.round(START, fed)
+    assert state.sigma is START.sigma  # it has no labels
+    assert values(state.psi)[0] == approx(2, 0)
+    fed.clients = [ClientInfo(0, 1, 0)]
+    state = BARE.round(START, fed)
+    assert values(state.sigma)[0] == approx(1, 0)
+    assert (state.psi is START.psi, state.helpers) == (True, ())
+
+
 def test_a_part_that_nobody_moved_stays_to_the_bit():
     state = State(SEEN, HELPER)
     fed = Given(state, (weights([1, 0]), None))
@@ -311,6 +333,15 @@ def test_a_score_is_the_share_of_right_answers_and_the_mean_cross_entropy():
     labeled = site(0, [(0, 0), (0, 0), (0, 1)]).labeled
     found = score(lambda x: torch.tensor([LN3, 0.0]).expand(len(x), 2), labeled)
     assert (found.accuracy, found.loss) == pytest.approx((2 / 3, (2 * math.log(4 / 3) + math.log(4)) / 3))
+
+
+def test_a_score_is_of_a_network_with_statistics_where_they_stay_at_clients():
+    network = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(1, 2))
+    server = site(-1, network=network, validation=site(-1, [(4, 0), (6, 1)]).labeled, buffers="local")
+    sent = {"0.weight": torch.ones(1), "0.bias": torch.zeros(1)}
+    sent |= {"2.weight": torch.tensor([[-1.0], [1.0]]), "2.bias": torch.zeros(2)}
+    # About their mean the pixels are -1 and 1, as they are both are positive.
+    assert FedMatch().score(server, Model(sent)).accuracy == 1
 
 
 def test_silence_keeps_the_state():
@@ -569,6 +600,14 @@ def test_entries_that_hardly_moved_leave_as_they_came():
     assert after(keep_below=0.004, zero_below=0.0045) == approx(0.495, 0.001)  # zero is as near to what came
 
 
+@pytest.mark.parametrize("settings", [{}, {"zero_below": 0.01, "keep_below": 0.01}])
+def test_what_has_diverged_leaves_as_it_is_and_is_refused(settings):
+    one = site(0, [(0, 0)], [0])
+    update = replace(BARE, **settings).local_update(one, message(weights([math.nan, 0]), PSI))
+    with pytest.raises(ClientError, match=r"expected finite values, found NaN"):
+        accept(tasks(FedMatch)["local_update"], one.info, 3, wire.pack(update), NOTHING)
+
+
 def test_nothing_of_the_received_message_is_changed():
     sigma, psi = weights([0.3, -0.2]), weights([0.1, 0.1])
     sent = message(sigma, psi, HELPER)
@@ -614,6 +653,13 @@ def test_a_rate_falls_after_three_rounds_without_a_lower_loss():
         (0.1, 0.9, 0),
         (0.1, 0.8, 0),
     ]
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_not_lower_and_the_next_one_is(odd):
+    rate = Rate(0.9).after(odd, 3, 3.0)
+    assert (rate.best, rate.worse) == (None, 1)
+    assert rate.after(5.0, 3, 3.0) == Rate(0.9, 5.0)
 
 
 def test_each_client_has_a_rate_of_its_own_which_the_server_sends():

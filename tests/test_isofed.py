@@ -131,8 +131,8 @@ def test_isofed_adapts_and_trains_with_momentum_of_its_own_each():
 class Brighter(Images):
     """Images that are seen as 1 in the weak view and as 2 in the strong one."""
 
-    def view(self, index, name, rng):
-        return torch.full((len(index), 1, 1, 1), {"weak": 1.0, "strong": 2.0}[name])
+    def views(self, index, names, rng):
+        return [torch.full((len(index), 1, 1, 1), {"weak": 1.0, "strong": 2.0}[name]) for name in names]
 
 
 def test_isofed_shows_the_weak_view_to_the_teacher_and_the_strong_one_to_the_student():

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fewlabel.errors import BadInput, StorageError
 from fewlabel.models import MODELS, Network, build, image_size, vision
+from fewlabel.models.parts import HalfPool, PooledConv
 
 NAMES = list(MODELS)
 
@@ -421,3 +422,35 @@ def test_the_default_image_sizes_suit_their_networks() -> None:
 def test_importing_the_models_does_not_import_torchvision() -> None:
     code = "import sys, fewlabel.models; sys.exit('torchvision' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0
+
+
+# Layers of our own
+
+
+@pytest.mark.parametrize("size", [8, 9, 64])  # the last is large enough for the way of our own while training, too
+def test_half_pool_is_max_pooling_to_the_bit_with_its_gradient(size: int) -> None:
+    x = images(3, size, 64).mul(4).round()  # so that many values are equal: the first of them has the gradient
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    found, expected = HalfPool()(ours), nn.functional.max_pool2d(theirs, 2)
+    gradient = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
+    found.backward(gradient)
+    expected.backward(gradient)
+    assert torch.equal(found, expected)
+    assert torch.equal(ours.grad, theirs.grad)
+    with torch.no_grad():
+        assert torch.equal(HalfPool()(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "number"), [(1, 16, 64), (1, 17, 64), (3, 16, 64), (3, 17, 64), (3, 16, 2)]
+)
+def test_a_pooled_convolution_is_a_convolution_and_max_pooling(channels: int, size: int, number: int) -> None:
+    ours, theirs = PooledConv(channels, 6, 5), nn.Conv2d(channels, 6, 5)
+    theirs.load_state_dict(ours.state_dict())  # strictly: it has no state of its own
+    x, theirs_x = (images(channels, size, number).requires_grad_() for _ in range(2))
+    found, expected = ours(x), nn.functional.max_pool2d(theirs(theirs_x), 2)
+    torch.testing.assert_close(found, expected)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    for ours_grad, grad in zip((x, *ours.parameters()), (theirs_x, *theirs.parameters()), strict=True):
+        torch.testing.assert_close(ours_grad.grad, grad.grad, rtol=1e-4, atol=1e-4)

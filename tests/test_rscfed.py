@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -297,7 +298,9 @@ def replies(*labeled: bool) -> list[Reply[Model]]:
 )
 def test_rscfed_eq_6_the_consensus_of_a_group_and_its_options(options, labeled, consensus):
     method = RSCFed(**{"beta": BETA, "labeled_share": None} | options)
-    assert method.consensus(replies(*labeled))["w"].item() == pytest.approx(consensus)
+    shares = defaultdict(float)
+    assert method.consensus(replies(*labeled), shares)["w"].item() == pytest.approx(consensus)
+    assert sum(shares[f"weight_{i}"] * value for i, value in enumerate(VALUES)) == pytest.approx(consensus)
 
 
 # Rounds

@@ -202,3 +202,20 @@ def test_a_mean_may_be_of_counters_alone():
 def test_pooling_nothing_is_nothing():
     assert tree.pool([]) == {}
     assert tree.pool([(3, {}), (4, {})]) == {}
+
+
+def test_load_does_what_load_state_dict_does_also_after_a_tensor_was_exchanged():
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    wanted = {name: torch.full_like(value, 7) for name, value in module.state_dict().items()}
+    tree.load(module, wanted)
+    module[0].weight = nn.Parameter(torch.zeros(3, 2))
+    tree.load(module, wanted)
+    assert all((value == 7).all() for value in module.state_dict().values())
+    assert tree.of(module).keys() == module.state_dict().keys()
+
+
+def test_load_refuses_weights_of_another_network():
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        tree.load(nn.Linear(2, 3), tree.of(nn.Linear(3, 3)))
+    with pytest.raises(RuntimeError, match="Missing key"):
+        tree.load(nn.Linear(2, 3), tree.of(nn.Linear(2, 3, bias=False)))

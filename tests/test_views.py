@@ -28,6 +28,7 @@ from fewlabel.data.views import (
     draw,
     low_level,
     see,
+    see_all,
     weak,
 )
 from fewlabel.errors import BadInput
@@ -458,3 +459,11 @@ def test_a_run_shows_its_images_as_its_experiment_says(tmp_path: Path):
     world = World.open(runs.prepare(experiment, tmp_path / "run"))
     images = world.dataset.splits["train"].images
     assert (images.weak, images.strong) == ("rscfed", "fedirm")
+
+
+@pytest.mark.parametrize("name", ["rscfed", "shift", "fixmatch-strong", "randaugment", "none"])
+def test_views_asked_for_together_are_those_asked_for_one_after_another(name: str) -> None:
+    images, one, other = photos(8), generator(3), generator(3)
+    together = see_all([name, "rscfed", name], images, one)
+    for seen, each in zip(together, (name, "rscfed", name), strict=True):
+        assert torch.equal(seen, see(each, images, other))

@@ -794,3 +794,26 @@ def test_random_bytes_are_a_wire_error() -> None:
 def test_packing_what_was_unpacked_gives_the_same_bytes() -> None:
     data = pack(replace(sample(), whole=5))
     assert pack(unpack(Everything, data)) == data
+
+
+def test_a_head_that_is_known_is_read_and_checked_like_a_new_one() -> None:
+    for number in range(3):
+        value = Update({"w": torch.full((2, 3), float(number)), "n": torch.tensor(number)})
+        again = unpack(Update, bytearray(pack(value)))
+        assert torch.equal(again.model["w"], value.model["w"])
+        assert again.model["n"] == number
+    bad = pack(Update({"w": torch.full((2, 3), math.nan), "n": torch.tensor(0)}))
+    with pytest.raises(WireError, match="finite"):
+        unpack(Update, bad, finite=True)
+    data = pack(value)
+    first, second = unpack(Update, data), unpack(Update, data)
+    first.model["w"].zero_()
+    assert torch.equal(second.model["w"], value.model["w"])
+
+
+def test_tensors_lie_as_safetensors_would_lay_them() -> None:
+    tensors = {str(i): torch.ones(i + 1).to(dtype) for i, dtype in enumerate([*wire._NAMES] * 2)}
+    ours, theirs = pack(tuple(tensors.values()), tuple[Tensor, ...]), safetensors.torch.save(tensors)
+    (head, body), (expected, bytes_) = split(ours), split(theirs)
+    assert body == bytes_
+    assert {name: entry for name, entry in head.items() if name != "__metadata__"} == expected

@@ -7,13 +7,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fewlabel.data.views import see
+from fewlabel.data.views import see_all
 from fewlabel.errors import BadInput
 
 
 @dataclass(frozen=True)
 class Images:
-    """A split's images, kept once in memory as uint8 [N, C, H, W]; views are made and normalised per batch."""
+    """A split's images, kept once in memory as uint8 [N, C, H, W]; views are made and normalised per batch.
+
+    What a site takes of them is where their pixels are.
+    """
 
     pixels: Tensor
     mean: tuple[float, ...]  # per channel, of pixels in 0..1
@@ -23,16 +26,20 @@ class Images:
 
     @cached_property
     def _affine(self) -> tuple[Tensor, Tensor]:
-        mean, std = torch.tensor(self.mean).view(-1, 1, 1), torch.tensor(self.std).view(-1, 1, 1)
+        mean, std = (torch.tensor(each, device=self.pixels.device).view(-1, 1, 1) for each in (self.mean, self.std))
         return 1 / (255 * std), mean / std
 
     def view(self, index: Tensor, name: str, rng: torch.Generator) -> Tensor:
+        return self.views(index, (name,), rng)[0]
+
+    def views(self, index: Tensor, names: tuple[str, ...], rng: torch.Generator) -> list[Tensor]:
         recipes = {"plain": "none", "weak": self.weak, "strong": self.strong}
-        if name not in recipes:
-            raise BadInput(f"there is no view '{name}'; there are {', '.join(recipes)}")
-        seen = see(recipes[name], self.pixels.index_select(0, index), rng)
+        for name in names:
+            if name not in recipes:
+                raise BadInput(f"there is no view '{name}'; there are {', '.join(recipes)}")
+        seen = see_all([recipes[name] for name in names], self.pixels.index_select(0, index), rng)
         scale, shift = self._affine
-        return seen.to(torch.float32).mul_(scale).sub_(shift)
+        return [one.to(torch.float32).mul_(scale).sub_(shift) for one in seen]
 
 
 def cut(order: Tensor, size: int) -> list[Tensor]:
@@ -66,7 +73,8 @@ class Unlabeled:
     """Images alone. `index` counts this site's unlabeled images from 0."""
 
     def __init__(self, images: Images, where: Tensor, rng: torch.Generator, tally: Tally | None = None) -> None:
-        self._images, self._where, self._rng, self._tally = images, where, rng, tally or Tally()
+        self._images, self._rng, self._tally = images, rng, tally or Tally()
+        self._where = where.to(images.pixels.device)
 
     def __len__(self) -> int:
         return len(self._where)
@@ -83,10 +91,10 @@ class Unlabeled:
 
         `counted` is how many of the views go through a backward pass.
         """
-        chosen = torch.arange(len(self)) if subset is None else subset
+        chosen = torch.arange(len(self), device=self._where.device) if subset is None else subset
         for index in cut(shuffled(chosen, self._rng) if shuffle else chosen, size):
             self.count(counted * len(index))
-            yield (*(self._images.view(self._where[index], view, self._rng) for view in views), index)
+            yield (*self._images.views(self._where[index], views, self._rng), index)
 
     def count(self, images: int) -> None:
         """Counts images as trained on, where `batches` cannot know."""
@@ -94,7 +102,7 @@ class Unlabeled:
 
     def with_labels(self, index: Tensor, y: Tensor) -> "Labeled":
         """A fixed pseudo-labeled set."""
-        pseudo = torch.ones(len(index), dtype=torch.bool)
+        pseudo = torch.ones_like(index, dtype=torch.bool)
         return Labeled(self._images, self._where[index], y, self._rng, self._tally, pseudo)
 
 
@@ -110,9 +118,9 @@ class Labeled:
         tally: Tally | None = None,
         pseudo: Tensor | None = None,
     ) -> None:
-        self._images, self._where, self._rng, self._tally = images, where, rng, tally or Tally()
-        self._pseudo = torch.zeros(len(where), dtype=torch.bool) if pseudo is None else pseudo
-        self.y = y
+        self._images, self._rng, self._tally = images, rng, tally or Tally()
+        self._where, self.y = where.to(images.pixels.device), y.to(images.pixels.device)
+        self._pseudo = torch.zeros_like(self._where, dtype=torch.bool) if pseudo is None else pseudo
 
     def __len__(self) -> int:
         return len(self._where)
@@ -126,7 +134,7 @@ class Labeled:
 
     def batches(self, view: str = "weak", size: int = 64, shuffle: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass: images and labels."""
-        chosen = torch.arange(len(self))
+        chosen = torch.arange(len(self), device=self._where.device)
         for index in cut(shuffled(chosen, self._rng) if shuffle else chosen, size):
             self._tally.add(len(index), int(self._pseudo[index].sum()))
             yield self._images.view(self._where[index], view, self._rng), self.y[index]

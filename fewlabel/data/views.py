@@ -42,12 +42,32 @@ def apply(recipe: Recipe, images: Tensor, parameters: Sequence[Tensor]) -> Tenso
 
 def see(name: str, images: Tensor, rng: torch.Generator) -> Tensor:
     """A batch as this view shows it."""
+    return see_all([name], images, rng)[0]
+
+
+def see_all(names: Sequence[str], images: Tensor, rng: torch.Generator) -> list[Tensor]:
+    """A batch as each of these views shows it; what several of them begin with is done once."""
+    prepared: dict[Step, Tensor] = {}
+    seen = []
+    for name in names:
+        recipe = named(name)
+        parameters = [rows.to(images.device) for rows in draw(recipe, images.shape, rng)]
+        if recipe and isinstance(crop := recipe[0], Crop):
+            if crop not in prepared:
+                prepared[crop] = crop.prepare(images)
+            cropped = crop.cut(prepared[crop], parameters[0], *images.shape[2:])
+            seen.append(apply(recipe[1:], cropped, parameters[1:]))
+        else:
+            seen.append(apply(recipe, images, parameters))
+    return seen
+
+
+def named(name: str) -> Recipe:
     if name not in VIEWS:
         near = get_close_matches(name, VIEWS, 1)
         hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(VIEWS)}"
         raise BadInput(f"there is no recipe for views named '{name}'; {hint}")
-    recipe = VIEWS[name].recipe
-    return apply(recipe, images, draw(recipe, images.shape, rng))
+    return VIEWS[name].recipe
 
 
 def weak(images: Tensor, rng: torch.Generator) -> Tensor:
@@ -78,11 +98,16 @@ class Crop:
         return torch.stack([*corner, flip.long()], 1)
 
     def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
-        height, width = images.shape[2:]
+        return self.cut(self.prepare(images), parameters, *images.shape[2:])
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """What chance has no part in."""
+        width = images.shape[3]
         if self.scale != 1:
             images = ops.enlarge(images, self.scale)
-        if self.pad:
-            images = ops.pad(images, self.margin(width), self.reflect)
+        return ops.pad(images, self.margin(width), self.reflect) if self.pad else images
+
+    def cut(self, images: Tensor, parameters: Tensor, height: int, width: int) -> Tensor:
         down, right, flip = parameters.unbind(1)
         return ops.crop(images, down, right, flip > 0, height, width)
 

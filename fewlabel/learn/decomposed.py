@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn.functional import mse_loss
 
 from fewlabel import tree
+from fewlabel.learn.borrowed import Borrowed
 from fewlabel.learn.loop import SGD, Adam, Local, Optimizer, fit
 from fewlabel.learn.sparse import Packed, unpack
+from fewlabel.models.parts import Network
 from fewlabel.tree import Tree
 
 
@@ -20,18 +22,27 @@ class Decomposed:
         self.model = model
         self.sigma = {name: value.clone().requires_grad_() for name, value in tree.parameters(sigma).items()}
         self.psi = {name: value.clone().requires_grad_() for name, value in psi.items()}
+        self._borrowed = Borrowed(model)
+        normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+        # Where weights are many, to read them once is faster; where they are few, smaller batches are.
+        self._at_once = isinstance(model, Network) and not normed and sum(map(Tensor.numel, self.psi.values())) > 2**20
+        self._others: list[tuple[Tree, Tree]] = []  # what stood in for psi, and its sum with sigma as it is
 
     def __call__(self, x: Tensor, sigma: Tree, psi: Tree) -> Tensor:
-        logits: Tensor = functional_call(self.model, {name: sigma[name] + psi[name] for name in psi}, (x,))
-        return logits
+        return self._borrowed(summed(sigma, psi), x)
+
+    def said(self, weights: Tree, *views: Tensor) -> tuple[Tensor, ...]:
+        """Its logits for each of these, with a sum of sigma and psi that serves them all."""
+        if self._at_once:
+            return torch.split(self._borrowed(weights, torch.cat(views)), [len(x) for x in views])
+        return tuple(self._borrowed(weights, x) for x in views)
 
     @torch.no_grad()
     def with_others(self, x: Tensor, others: list[Tree]) -> list[Tensor]:
-        """What it says with each of these in place of psi."""
-        self.model.eval()
-        said = [self(x, self.sigma, psi) for psi in others]
-        self.model.train()
-        return said
+        """What it says with each of these in place of psi; they are added to sigma again only after it moved."""
+        if [id(psi) for psi, _ in self._others] != [id(psi) for psi in others]:
+            self._others = [(psi, summed(self.sigma, psi)) for psi in others]
+        return [self._borrowed.judge(weights, x) for _, weights in self._others]
 
     def optimizers(self, local: Local, lr: float) -> tuple[Optimizer, Optimizer]:
         """Of sigma and of psi."""
@@ -50,17 +61,26 @@ class Decomposed:
         for labeled, unlabeled in steps:
             if labeled:
                 fit(self.model, optimizers[0], [labeled], by_labels, clip)
+                self._others = []  # the optimizers' kernels do not count up a tensor's version
             if unlabeled:
                 fit(self.model, optimizers[1], [unlabeled], by_images, clip)
 
-    def norms(self) -> tuple[Tensor, Tensor]:
-        """Of psi: its squared distance from a frozen sigma, and the sum of its absolute values."""
-        far = [(self.sigma[name].detach() - psi).square().sum() for name, psi in self.psi.items()]
-        return torch.stack(far).sum(), torch.stack([psi.abs().sum() for psi in self.psi.values()]).sum()
+    def far(self) -> Tensor:
+        """Psi's squared distance from a frozen sigma."""
+        parts = [mse_loss(psi, self.sigma[name].detach(), reduction="sum") for name, psi in self.psi.items()]
+        return torch.stack(parts).sum()
+
+    def large(self) -> Tensor:
+        """The sum of psi's absolute values."""
+        return torch.stack([psi.abs().sum() for psi in self.psi.values()]).sum()
+
+
+def summed(sigma: Tree, psi: Tree) -> Tree:
+    return {name: sigma[name] + value for name, value in psi.items()}
 
 
 def together(sigma: Tree, psi: Tree) -> Tree:
-    return sigma | {name: sigma[name] + value for name, value in psi.items()}
+    return sigma | summed(sigma, psi)
 
 
 def frozen(part: Tree) -> Tree:

@@ -1,5 +1,6 @@
 """How well a network does on labeled images, and a learning rate that falls when it does no better."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -35,7 +36,7 @@ class Rate:
 
     def after(self, loss: float, patience: int, factor: float) -> "Rate":
         """The rate after a round with this validation loss: divided once `patience` rounds in a row were no better."""
-        if self.best is None or loss < self.best:
+        if loss < (math.inf if self.best is None else self.best):
             return Rate(self.lr, loss)
         if self.worse + 1 < patience:
             return replace(self, worse=self.worse + 1)

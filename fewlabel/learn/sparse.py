@@ -27,9 +27,9 @@ def pack(new: Tree, old: Tree | None = None) -> Packed:
 
 
 def trimmed(new: Tree, old: Tree, zero_below: float, keep_below: float) -> Tree:
-    """Numbers near zero as zeros, and those near the old ones as they were: less to send."""
-    near = {name: value.where(value.abs() >= zero_below, 0.0) for name, value in new.items()}
-    return {name: value.where((value - old[name]).abs() >= keep_below, old[name]) for name, value in near.items()}
+    """Numbers near zero as zeros, and those near the old ones as they were: less to send. NaN is near nothing."""
+    near = {name: value.masked_fill(value.abs() < zero_below, 0.0) for name, value in new.items()}
+    return {name: old[name].where((value - old[name]).abs() < keep_below, value) for name, value in near.items()}
 
 
 def unpack(packed: Packed, old: Tree) -> Tree:
@@ -53,7 +53,7 @@ def placed(packed: Packed, old: Tree) -> Tensor:
 
 def _marked(packed: Packed, count: int) -> Tensor:
     if packed.marked is None:
-        return torch.ones(count, dtype=torch.bool)
+        return packed.values.new_ones(count, dtype=torch.bool)
     size = -(-count // 8)
     if packed.marked.dtype != torch.uint8 or packed.marked.shape != (size,):
         raise ValueError(f"the bitmap of {count} numbers must be torch.uint8 [{size}], found {_looks(packed.marked)}")
@@ -73,8 +73,8 @@ def _flat(tree: Tree) -> Tensor:
 
 def _to_bytes(bits: Tensor) -> Tensor:
     padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
-    return (padded << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8)
+    return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(1, dtype=torch.uint8)
 
 
 def _to_bits(data: Tensor) -> Tensor:
-    return (data[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).bool().flatten()
+    return (data[:, None] >> torch.arange(8, dtype=torch.uint8, device=data.device) & 1).bool().flatten()

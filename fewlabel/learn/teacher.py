@@ -6,11 +6,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fewlabel import tree
 from fewlabel.data.sets import Labeled, Unlabeled
+from fewlabel.learn.borrowed import Borrowed
 from fewlabel.learn.loop import Local, Optimizer, fit, paired
 from fewlabel.strict import NonNegative, Positive, Share
 from fewlabel.tree import Tree
@@ -49,13 +49,12 @@ class Teacher:
         kinds = ("parameter", "statistic") if settings.buffers else ("parameter",)
         self._follows = [name for name, value in self.weights.items() if tree.kind(name, value) in kinds]
         self._student = [student[name].detach() for name in self._follows]
+        self._borrowed = Borrowed(model)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """The teacher's probabilities, sharpened."""
-        self.model.eval()
-        logits: Tensor = functional_call(self.model, self.weights, (x,))
-        self.model.train()
+        logits = self._borrowed.judge(self.weights, x)
         return sharpen(logits.softmax(1), self.settings.temperature)
 
     @torch.no_grad()

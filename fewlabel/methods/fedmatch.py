@@ -77,6 +77,10 @@ class Update:
             if part:
                 placed(part, whole)
 
+    def moved(self, labeled: int, unlabeled: int) -> "Update":
+        """By so many images; where nobody else moves sigma, that of a client without labels would be the average."""
+        return Update(self.sigma if labeled else None, self.psi if unlabeled else None)
+
 
 @dataclass(frozen=True)
 class FedMatch:
@@ -119,7 +123,8 @@ class FedMatch:
             state = replace(state, rates=self.rates(state, {"server": found}))
         packed = pack(state.psi)
         jobs = ((client, self.message(state, packed, str(client.id), fed.round)) for client in fed.sample())
-        sent = {str(reply.client.id): reply.upload for reply in fed.run(self.local_update, jobs)}
+        replies = fed.run(self.local_update, jobs)
+        sent = {str(r.client.id): r.upload.moved(r.client.num_labeled, r.client.num_unlabeled) for r in replies}
         if not sent:
             return state
         models = (Model(together(*self.unpacked(state, update))) for update in sent.values())
@@ -127,10 +132,8 @@ class FedMatch:
         sigmas = {who: update.sigma for who, update in sent.items() if update.sigma}
         psis = {who: update.psi for who, update in sent.items() if update.psi}
         fed.log(**traffic(sigmas, psis, state.psi, len(sent)))
-        sigma, psi = (
-            average(parts, old, self.weights([scores[who] for who in parts]))
-            for parts, old in ((sigmas, state.sigma), (psis, state.psi))
-        )
+        sigma = average(sigmas, state.sigma, self.weights([scores[who] for who in sigmas]))
+        psi = average(psis, state.psi, self.weights([scores[who] for who in psis]))
         return State(sigma, psi, self.choose(state, psis, scores), self.rates(state, scores))
 
     def weights(self, scores: list[Score]) -> list[float]:
@@ -205,10 +208,9 @@ class FedMatch:
     def consistency(self, net: Decomposed, helpers: Trees, site: Site[None], epoch: int, batch: Batch) -> Tensor:
         """Eq. 2, with eq. 1 and 3."""
         x, x_strong, index = batch
-        weights = summed(frozen(net.sigma), net.psi)
-        local, others = net.said(weights, x), net.with_others(x, helpers)
+        local, strong = net.said(summed(frozen(net.sigma), net.psi), x, x_strong)
+        others = net.with_others(x, helpers)
         sure, _ = confident(local, self.confidence)
         label = agreed(local, others)
         site.audit(index[sure], label[sure], epoch)
-        strong = net.said(weights, x_strong)
         return self.weight_unlabeled * (fixmatch(strong, label, sure) + inter_client(local, others))

@@ -17,8 +17,8 @@ the twentieth, … The noise is fixed for good, and seen in 0..1 whatever the da
 code: of ties among votes the local label wins, not the first class, and entries of psi near zero leave as zeros, where
 the code only counts them so.
 
-What leaves a site: sigma and psi after training, or psi alone, where they are sparse as a bitmap of what changed and the
-new values. They can betray training images to a curious server, and a client's psi is sent to those whom it helps.
+What leaves a site: sigma and psi after training, or psi alone, where they are sparse as a bitmap of what changed and
+the new values. They can betray training images to a curious server, and a client's psi is sent to those whom it helps.
 Sums alone would not do: the server shows noise to each model by itself.
 """
 
@@ -97,7 +97,7 @@ class FedMatchICLR(FedMatch):
     def consistency(self, net: Decomposed, helpers: Trees, site: Site[None], epoch: int, batch: Batch) -> Tensor:
         x, x_strong, index = batch
         weights = summed(frozen(net.sigma), net.psi)
-        local = net.said(weights, x)
+        [local] = net.said(weights, x)
         sure, said = confident(local, self.confidence)
         if not sure.any():
             site.audit(index[sure], said[sure], epoch)
@@ -105,9 +105,9 @@ class FedMatchICLR(FedMatch):
         local, others = local[sure], net.with_others(x[sure], helpers)
         label = agreed(local, others)
         site.audit(index[sure], label, epoch)
-        strong = net.said(weights, x_strong)[sure]  # all of them, as a norm may need more than one
+        [strong] = net.said(weights, x_strong)  # all of them, as a norm may need more than one
         apart = inter_client(local, others) / max(1, len(others))
-        return self.weight_unlabeled * cross_entropy(strong, label) + self.weight_helpers * apart
+        return self.weight_unlabeled * cross_entropy(strong[sure], label) + self.weight_helpers * apart
 
 
 def noise(shape: torch.Size) -> Tensor:

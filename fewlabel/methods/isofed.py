@@ -53,6 +53,7 @@ class IsoFed:
         replies = list(fed.run(self.local_update, broadcast(clients, state)))
         sizes, models = [reply.client.size for reply in replies], [reply.upload.model for reply in replies]
         weights = by_distance(sizes, models, self.beta).softmax(0).tolist() if replies else []  # eq. 2, 3
+        fed.log(**{f"weight_{reply.client.id}": weight for reply, weight in zip(replies, weights, strict=True)})
         return Model(tree.mean(zip(weights, models, strict=True), default=state.model))
 
     @on_client

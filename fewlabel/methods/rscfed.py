@@ -15,6 +15,7 @@ What leaves a site: its weights after training. They can betray training images 
 need each client's weights one by one, so that sums alone would not do.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -76,7 +77,9 @@ class RSCFed:
             groups = [fed.sample(self.group_size, among=present, name=f"group {m}") for m in range(self.groups)]
         else:
             groups = [present]
-        found = [self.consensus(group) for group in self.replies(groups, state, fed)]
+        shares: dict[str, float] = defaultdict(float)
+        found = [self.consensus(group, shares) for group in self.replies(groups, state, fed)]
+        fed.log(**{name: share / len(found) for name, share in shares.items()})
         return Model(tree.mean(((1.0, sub) for sub in found), default=state.model))  # eq. 7
 
     def replies(self, groups: list[list[ClientInfo]], state: Model, fed: Federation) -> Iterator[list[Reply[Model]]]:
@@ -92,12 +95,15 @@ class RSCFed:
             stream = fed.run(self.local_update, (job for _, job in jobs))
             yield from (list(group) for _, group in groupby(stream, key=lambda reply: jobs[reply.job][0]))
 
-    def consensus(self, group: list[Reply[Model]]) -> Tree:
+    def consensus(self, group: list[Reply[Model]], shares: dict[str, float]) -> Tree:
+        """The model of a group; how much each client counts in it is added to its share."""
         sizes, models = [reply.client.size for reply in group], [reply.upload.model for reply in group]
         labeled = [reply.client.num_labeled > 0 for reply in group]
         beta = self.beta_labeled if self.beta_labeled is not None and any(labeled) else self.beta
         logs = by_distance(sizes, models, beta if self.reweighting else 0.0, self.distance)  # eq. 5, 6
         weights = favour(logs, sizes, labeled, self.labeled_share, self.labeled_times)
+        for reply, weight in zip(group, weights, strict=True):
+            shares[f"weight_{reply.client.id}"] += weight
         return tree.mean(zip(weights, models, strict=True))
 
     @on_client

@@ -13,18 +13,18 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from fewlabel.models.parts import Network, head, rscfed_head, variance_scaling
+from fewlabel.models.parts import HalfPool, Network, PooledConv, head, rscfed_head, variance_scaling
 
 
 def simple_cnn(in_channels: int, num_classes: int, image_size: int, *, dropout: float = 0.0) -> Network:
     side = ((image_size - 4) // 2 - 4) // 2
     backbone = nn.Sequential(
-        nn.Conv2d(in_channels, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
+        PooledConv(in_channels, 6, 5),
+        nn.ReLU(),  # after pooling, where it has a quarter of the work, and the same result
+        nn.Identity(),  # in the place that pooling has in the authors' numbering
         nn.Conv2d(6, 16, 5),
+        HalfPool(),
         nn.ReLU(),
-        nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(16 * side**2, 120),
         nn.ReLU(),
@@ -40,11 +40,11 @@ def fedmatch_net(in_channels: int, num_classes: int, image_size: int, *, dropout
         # TensorFlow's "same" for an even kernel; PyTorch's own padding="same" warns and copies.
         nn.ZeroPad2d((1, 2, 1, 2)),
         nn.Conv2d(in_channels, 64, 4),
+        HalfPool(),
         nn.ReLU(),
-        nn.MaxPool2d(2),
         nn.Conv2d(64, 128, 3, padding=1),
+        HalfPool(),
         nn.ReLU(),
-        nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(128 * side**2, 2048),
         nn.ReLU(),
@@ -74,12 +74,12 @@ def resnet9(in_channels: int, num_classes: int, image_size: int, *, dropout: flo
     backbone = nn.Sequential(
         conv(in_channels, 64),
         conv(64, 128),
-        nn.MaxPool2d(2),
+        HalfPool(),
         Residual(conv(128, 128), conv(128, 128)),
         conv(128, 256),
-        nn.MaxPool2d(2),
+        HalfPool(),
         conv(256, 512),
-        nn.MaxPool2d(2),
+        HalfPool(),
         Residual(conv(512, 512), conv(512, 512)),
         nn.MaxPool2d(image_size // 8),
         nn.Flatten(),

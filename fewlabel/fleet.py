@@ -1,0 +1,187 @@
+"""A federation by Flower, at the server: who its nodes are, and the executor that has clients' jobs done by them."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fewlabel import apart, flower, runs, tree, wire
+from fewlabel.apart import Introduction, Order, Plan
+from fewlabel.errors import BadInput, FewLabelError, RunFailed
+from fewlabel.experiment import Experiment, dumps, load
+from fewlabel.federation import ClientInfo
+from fewlabel.rng import preserved
+from fewlabel.worker import SERVER_ID, Job, Outcome, Weights, Worker
+
+POLL = (0.05, 1.0)  # seconds between two looks for replies: at first, and at most
+LOOK = 2.0  # seconds between two looks for nodes
+MAX_IMAGES = 10**8  # that a site may claim to have
+
+
+class Absent(RunFailed):
+    """A client that cannot be asked now."""
+
+
+class Fleet:
+    """The nodes of a Flower run, by the identities that they claim.
+
+    Node ids change whenever a node without a key starts, so who a node is it says itself, once, when it is first seen.
+    `admit` may refuse a node by what Flower knows of it, such as its key.
+    """
+
+    def __init__(
+        self,
+        grid: Any,
+        plan: Plan,
+        experiment: Experiment,
+        admit: Callable[[int, Introduction], None] = lambda node, introduction: None,
+    ) -> None:
+        self.grid, self.plan, self.admit, self.count = grid, plan, admit, experiment.clients.count
+        self.order = Order(plan.run, dumps(experiment), plan.terms, "info")
+        self.claims: dict[int, Introduction] = {}
+        self.refused: dict[int, str] = {}
+        self.clients: Mapping[int, ClientInfo] | None = None  # once the run has begun, who they are is fixed
+        self._online: set[int] = set()
+        self._asked: dict[str, int] = {}
+        self._looked = 0.0
+
+    def look(self) -> None:
+        """Asks new nodes who they are, and hears those that were asked."""
+        if time.monotonic() - self._looked > LOOK:
+            self._looked = time.monotonic()
+            self._online = set(self.grid.get_node_ids())
+            for node in sorted(self._online - {*self.claims, *self.refused, *self._asked.values()}):
+                order = wire.pack(self.order)
+                if sent := flower.send(self.grid, node, self.plan.patience, "query", "", order=order, message=b""):
+                    self._asked[sent] = node
+        for sent, reply in flower.receive(self.grid, self._asked):
+            node = self._asked.pop(sent)
+            try:
+                introduction = wire.unpack(Introduction, flower.upload_of(reply, 1 << 16) or b"")
+                self._check(node, introduction)
+                self.claims[node] = introduction
+            except flower.Silent:
+                continue  # it is asked again as long as it is there
+            except FewLabelError as error:
+                self.refused[node] = str(error)
+
+    def _check(self, node: int, introduction: Introduction) -> None:
+        info = introduction.info
+        if not 0 <= info.id < self.count:
+            raise BadInput(f"it claims to be client {info.id}, and clients are from 0 to {self.count - 1}")
+        if not 0 < info.size <= MAX_IMAGES or min(info.num_labeled, info.num_unlabeled) < 0:
+            raise BadInput(f"client {info.id} claims {info.num_labeled} labeled and {info.num_unlabeled} other images")
+        ours, theirs = runs.versions()["fewlabel"], introduction.versions.get("fewlabel")
+        if theirs != ours:
+            raise BadInput(f"client {info.id} has fewlabel {flower.printable(str(theirs))}, and the server {ours}")
+        if self.clients is not None and self.clients.get(info.id) != info:
+            raise BadInput(f"client {info.id} was not there, or had other images, when this run began")
+        self.admit(node, introduction)
+
+    def gather(self, sites: int) -> dict[int, ClientInfo]:
+        """Waits until so many sites have said who they are, or patience ends."""
+        end = time.monotonic() + self.plan.patience
+        while True:
+            self.look()
+            found = {claim.info.id: claim.info for node, claim in self.claims.items() if node in self._online}
+            for client in found:
+                self.node_of(client)  # or it says that there are two
+            if len(found) >= sites or time.monotonic() > end:
+                return found
+            time.sleep(POLL[0])
+
+    def node_of(self, client: int) -> int:
+        nodes = [n for n, introduction in self.claims.items() if introduction.info.id == client and n in self._online]
+        if len(nodes) > 1:
+            raise Absent(f"nodes {nodes[0]} and {nodes[1]} both say that they are client {client}; stop one of them")
+        if not nodes:
+            raise Absent("it is not connected")
+        return nodes[0]
+
+
+@dataclass
+class Sent:
+    """A job at a client."""
+
+    ticket: int
+    until: float
+
+
+class GridExecutor:
+    """Has clients' jobs done by their nodes, and the server's own here."""
+
+    def __init__(self, fleet: Fleet, worker: Worker) -> None:
+        self.fleet, self.worker, self.window = fleet, worker, 2 * max(1, worker.world.experiment.clients.count)
+        model = len(wire.pack(Weights(tree.of(worker.model))))
+        self.max_upload = fleet.plan.max_upload or 8 * model + (1 << 20)
+        self._tickets = 0
+        self._sent: dict[str, Sent] = {}
+        self._outcomes: dict[int, Outcome] = {}
+
+    def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
+        self._tickets += 1
+        if job.client == SERVER_ID:
+            with preserved():
+                self._outcomes[self._tickets] = self.worker.attempt(job, message, statistics)
+            return self._tickets
+        plan = self.fleet.plan
+        try:
+            node = self.fleet.node_of(job.client)
+            asked = {name: getattr(job, name) for name in ("kind", "client", "task", "round", "call", "checkpointed")}
+            order = replace(self.fleet.order, **asked)
+            parts = {"order": wire.pack(order), "message": message, "statistics": statistics}
+            sent = flower.send(self.fleet.grid, node, plan.deadline, "train", str(job.round), **parts)
+            if not sent:
+                raise Absent("the message to it could not be sent")
+            self._sent[sent] = Sent(self._tickets, time.monotonic() + plan.deadline)
+        except Absent as error:
+            self._outcomes[self._tickets] = Outcome(None, {}, str(error))
+        return self._tickets
+
+    def ready(self, ticket: int) -> bool:
+        return ticket in self._outcomes
+
+    def wait(self) -> None:
+        pause = POLL[0]
+        while not self._hear():
+            time.sleep(pause)
+            pause = min(1.5 * pause, POLL[1])
+
+    def _hear(self) -> bool:
+        """Whether a job has come to an end since."""
+        before = len(self._outcomes)
+        self.fleet.look()
+        for sent, reply in flower.receive(self.fleet.grid, self._sent):
+            ticket = self._sent.pop(sent).ticket
+            try:
+                self._outcomes[ticket] = Outcome(flower.upload_of(reply, self.max_upload), {})
+            except FewLabelError as error:
+                self._outcomes[ticket] = Outcome(None, {}, str(error))
+        for sent, job in list(self._sent.items()):
+            if time.monotonic() > job.until:  # what comes later is nobody's
+                del self._sent[sent]
+                self._outcomes[job.ticket] = Outcome(None, {}, f"it was silent for {self.fleet.plan.deadline:g} s")
+        return len(self._outcomes) > before
+
+    def collect(self, ticket: int) -> Outcome:
+        return self._outcomes.pop(ticket)
+
+    def discard(self) -> None:
+        self._sent.clear()
+        self._outcomes.clear()
+
+
+def serve(grid: Any, directory: Path, watch: runs.Watch | None = None) -> dict[str, Any]:
+    """Runs what `apart.prepare` laid out, or the rest of it, with the sites of a grid; returns its summary."""
+    experiment, plan = load(directory / "experiment.toml"), apart.load_plan(directory)
+    fleet = Fleet(grid, plan, experiment)
+    began = (directory / "clients.json").exists()
+    found = fleet.gather(plan.sites)
+    if len(found) < plan.sites and not began:
+        why = "".join(f"; node {node} is refused: {text}" for node, text in fleet.refused.items())
+        raise RunFailed(f"{len(found)} of {plan.sites} sites were there after {plan.patience:g} s{why}; start it again")
+    fleet.clients = apart.remember(directory, found)
+    world = apart.server_world(experiment, plan, fleet.clients)
+    executor = GridExecutor(fleet, Worker(directory, world))
+    return runs.execute(directory, executor=executor, remote=world, watch=watch)

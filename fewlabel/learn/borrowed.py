@@ -1,0 +1,42 @@
+"""A network run with weights other than its own: `functional_call`, without looking for their places each time."""
+
+from torch import Tensor, nn
+
+from fewlabel.tree import Tree
+
+
+class Borrowed:
+    """The network of a site, to which others lend their weights for one pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._homes = {
+            f"{prefix}.{name}".lstrip("."): (part, name)
+            for prefix, module in model.named_modules(remove_duplicate=False)
+            for part in (module._parameters, module._buffers)
+            for name in part
+        }
+        self._modes = [vars(module) for module in model.modules()]
+
+    def __call__(self, weights: Tree, x: Tensor) -> Tensor:
+        """Its logits with these in place of its own."""
+        homes = [(*self._homes[name], value) for name, value in weights.items()]
+        own = [part[name] for part, name, _ in homes]
+        for part, name, value in homes:
+            part[name] = value
+        try:
+            logits: Tensor = self.model(x)
+        finally:
+            for (part, name, _), value in zip(homes, own, strict=True):
+                part[name] = value
+        return logits
+
+    def judge(self, weights: Tree, x: Tensor) -> Tensor:
+        """The same in evaluation mode; afterwards the network is in training."""
+        for mode in self._modes:
+            mode["training"] = False
+        try:
+            return self(weights, x)
+        finally:
+            for mode in self._modes:
+                mode["training"] = True

@@ -1,0 +1,425 @@
+"""Methods over Flower give the simulator's bits, and whatever a site or a server does wrong is refused by name."""
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fewlabel import apart, tree, wire
+from fewlabel.data import partition, sites
+from fewlabel.errors import BadInput, RunFailed
+from fewlabel.experiment import Experiment, dumps, read
+from fewlabel.federation import ClientInfo, Model, TooFewReplies, tasks, train
+from fewlabel.fleet import Absent, serve
+from fewlabel.flower import RECORD, client_app
+from fewlabel.methods import fedavg as fedavg_module
+from fewlabel.rng import Rng
+from fewlabel.runs import execute, read_rounds
+from fewlabel.runs import prepare as prepare_simulation
+from fewlabel.simulate import Simulation
+from fewlabel.worker import Serial, dataset_of
+from tests import test_conformance
+from tests.flower_processes import Processes
+from tests.nets import tiny
+
+SMALL = (
+    "data.image_size=16",
+    "model=tests.nets:tiny",
+    "clients.count=4",
+    "clients.alpha=2.0",
+    "rounds=3",
+    "seed=5",
+    "method.local.epochs=1",
+    "method.local.batch_size=32",
+    "checkpoint.rounds=1",
+)
+Meddle = Callable[[apart.Order, Message], Message | None]
+
+
+@dataclass
+class Room(Grid):
+    """A grid whose nodes are in this process; `meddle` changes replies, or loses them by returning None."""
+
+    configs: dict[int, dict]
+    meddle: Meddle = lambda order, reply: reply
+
+    def __post_init__(self) -> None:
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+        self.replies: dict[str, Message] = {}
+        self.orders: list[apart.Order] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        names = []
+        for message in messages:
+            names.append(name := str(uuid.uuid4()))
+            message.metadata.__dict__["_message_id"] = name
+            node, order = message.metadata.dst_node_id, wire.unpack(apart.Order, message.content[RECORD]["order"])
+            self.orders.append(order)
+            if (reply := self.meddle(order, client_app(message, self.context(node)))) is not None:
+                self.replies[name] = reply
+        return names
+
+    def context(self, node: int) -> Context:
+        return Context(1, node, self.configs[node], RecordDict(), {})
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self.replies.pop(name) for name in message_ids if name in self.replies]
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.configs)
+
+    def set_run(self, run): ...
+    def create_message(self, *args, **more): ...
+    def send_and_receive(self, messages, *, timeout=None): ...
+    @property
+    def run(self): ...
+
+
+def experiment(*changes: str) -> Experiment:
+    return read({}, [*SMALL, *changes])
+
+
+def split(experiment: Experiment, to: Path, kind: str = "npz") -> Path:
+    """What `fewlabel data split` writes."""
+    dataset = dataset_of(experiment)
+    sites.write(dataset, partition.of(dataset, experiment), to, kind, experiment.seed)
+    return to
+
+
+def room(data: Path, state: Path, **more) -> Room:
+    places = sorted(path for path in data.iterdir() if path.name.startswith("client-"))
+    configs = {
+        7000 + number: {
+            "client": int(path.stem.split("-")[1]),
+            "data": str(path),
+            "state": str(state / path.stem),
+            "modules": "tests.nets, tests.keeper",
+        }
+        for number, path in enumerate(places)
+    }
+    return Room(configs, **more)
+
+
+def federate(experiment: Experiment, data: Path, directory: Path, **plan) -> Path:
+    return apart.prepare(experiment, directory, apart.load_terms(data), data=str(data), **plan)
+
+
+def simulated(experiment: Experiment, directory: Path) -> Path:
+    execute(prepare_simulation(experiment, directory), executor=Serial())
+    return directory
+
+
+def weights(directory: Path) -> bytes:
+    return (directory / "model.safetensors").read_bytes()
+
+
+def lines(directory: Path) -> list[dict]:
+    """Without what only someone who sees hidden labels, or sites from inside, can know."""
+    hidden = ("seconds", "pseudo_labels", "pseudo_labels_per_epoch", "images_labeled", "images_unlabeled", "shown")
+    return [{k: v for k, v in line.items() if k not in hidden} for line in read_rounds(directory)]
+
+
+CASES = {
+    "rscfed": ["method=rscfed", "clients.dropout=0.2"],
+    "isofed": ["method=isofed"],
+    "fed-consist": ["method=fed-consist"],
+    "labels-only": ["method=labels-only", "labels.clients=2"],
+    "fedmatch": ["method=fedmatch", "labels.at=every-client", "labels.per_class=4"],
+    "fedmatch-server": ["method=fedmatch", "labels.at=server", "labels.per_class=4"],
+    "stream": ["method=fedmatch", "labels.at=server", "labels.per_class=4", "stream.steps=2", "stream.rounds=1"],
+    "local": ["method=rscfed", "model.buffers=local"],
+    "recomputed": ["method=fedavg", "model.buffers=recomputed", "labels.noise=0.2", "labels.validation=0.1"],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_methods_over_flower_give_the_bits_of_the_simulator(name, tmp_path):
+    changes = CASES[name] if name != "recomputed" else [*CASES[name], "data.split=80-20"]
+    whole = experiment(*changes)
+    data = split(whole, tmp_path / "sites", "folder" if name == "rscfed" else "npz")
+    serve(room(data, tmp_path / "state"), federate(whole, data, tmp_path / "flower"))
+    simulated(whole, tmp_path / "simulated")
+    assert weights(tmp_path / "flower") == weights(tmp_path / "simulated")
+    assert lines(tmp_path / "flower") == lines(tmp_path / "simulated")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "setting"), test_conformance.CASES)
+def test_every_method_over_flower_gives_the_bits_of_the_simulator_in_every_setting(method, setting, tmp_path):
+    whole = test_conformance.experiment(method, setting)
+    whole = replace(whole, evaluate=replace(whole.evaluate, local=False))  # of which a server knows nothing
+    data = split(whole, tmp_path / "sites")
+    serve(room(data, tmp_path / "state"), federate(whole, data, tmp_path / "flower"))
+    simulated(whole, tmp_path / "simulated")
+    assert lines(tmp_path / "flower") == lines(tmp_path / "simulated")
+    if (tmp_path / "simulated" / "model.safetensors").exists():
+        assert weights(tmp_path / "flower") == weights(tmp_path / "simulated")
+
+
+@pytest.mark.slow
+def test_a_real_federation_with_tls_and_keys_gives_the_bits_of_the_simulator(tmp_path):
+    whole = experiment("method=rscfed", "method.groups=2")
+    data = split(whole, tmp_path / "sites")
+    places = list(room(data, tmp_path / "state").configs.values())
+    run = federate(whole, data, tmp_path / "flower", patience=120.0, deadline=120.0)
+    with Processes(tmp_path / "processes", places) as processes:
+        told = processes.run(run)
+    simulated(whole, tmp_path / "simulated")
+    assert (run / "model.safetensors").exists(), told
+    assert weights(run) == weights(tmp_path / "simulated")
+    assert lines(run) == lines(tmp_path / "simulated")
+
+
+def test_what_flower_starts_for_each_message_loads_no_pytorch():
+    code = "import sys, fewlabel.flower; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+# What a site sends
+
+
+@pytest.fixture(scope="module")
+def fedavg(tmp_path_factory) -> tuple[Experiment, Path]:
+    """FedAvg with labels at every client, and its sites."""
+    whole = experiment("method=fedavg", "labels.at=every-client", "labels.fraction=0.5")
+    return whole, split(whole, tmp_path_factory.mktemp("data") / "sites")
+
+
+def reply_with(reply: Message, **entries) -> Message:
+    reply.content = RecordDict({RECORD: ConfigRecord(entries)})
+    return reply
+
+
+def changed(change: Callable[[dict], dict]) -> Callable[[Message], Message]:
+    def apply(reply: Message) -> Message:
+        upload = wire.unpack(Model, reply.content[RECORD]["upload"])
+        return reply_with(reply, upload=wire.pack(Model(change(upload.model))))
+
+    return apply
+
+
+def first(model: dict, value: torch.Tensor) -> dict:
+    return model | {next(iter(model)): value}
+
+
+WRONG = {
+    "NaN": (
+        changed(lambda m: first(m, next(iter(m.values())) * torch.nan)),
+        "expected finite values, found NaN or Inf",
+    ),
+    "shape": (changed(lambda m: first(m, torch.zeros(3))), r"expected torch.float32 \[4, 1, 3, 3\], found .* \[3\]"),
+    "missing": (changed(lambda m: dict(list(m.items())[1:])), "found no such entry"),
+    "oversized": (lambda reply: reply_with(reply, upload=bytes(3_000_000)), "it has 3000000 bytes, more than"),
+    "mangled": (lambda reply: reply_with(reply, upload=b"\xff" * 100), "the buffer is cut short"),
+    "no bytes": (lambda reply: reply_with(reply, upload="text"), "it is not bytes"),
+    "other record": (lambda reply: setattr(reply, "content", RecordDict()) or reply, "not one of fewlabel's"),
+    "refusal": (lambda reply: reply_with(reply, refused="no\x1b[31m\n" * 200), r"it refused: no\?\[31m no\?"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_upload_is_refused_by_name_and_the_round_goes_on(name, fedavg, tmp_path):
+    (whole, data), (spoil, why) = fedavg, WRONG[name]
+
+    def meddle(order, reply):
+        return spoil(reply) if (order.client, order.round) == (2, 2) else reply
+
+    serve(room(data, tmp_path / "state", meddle=meddle), federate(whole, data, tmp_path / "run"))
+    told = [line.get("failures") for line in read_rounds(tmp_path / "run")]
+    assert told[0] is None
+    assert told[2] is None
+    with pytest.raises(RunFailed, match=f"^client 2 failed in 'local_update' of round 2: .*{why}"):
+        raise RunFailed(*told[1])
+    assert [line["replies"] for line in read_rounds(tmp_path / "run")] == [4, 3, 4]
+    assert max(map(len, told[1])) < 500
+
+
+def test_a_site_that_always_fails_is_to_the_method_one_that_is_absent(fedavg, tmp_path):
+    whole, data = fedavg
+    lost = room(data, tmp_path / "state", meddle=lambda order, reply: None if order.client == 1 else reply)
+    serve(lost, federate(whole, data, tmp_path / "run", deadline=0.3))
+    fed = Simulation(prepare_simulation(whole, tmp_path / "simulated"), absent={1})
+    *_, (_, state) = train(fed.method, fed, fed.method.init(fed))
+    with safe_open(tmp_path / "run" / "model.safetensors", "pt") as file:
+        assert all(torch.equal(file.get_tensor(name), value) for name, value in state.model.items())
+    assert (
+        "client 1 failed in 'local_update' of round 1: it was silent for 0.3 s"
+        in read_rounds(tmp_path / "run")[0]["failures"]
+    )
+
+
+def test_too_few_replies_end_the_run_after_a_checkpoint_and_it_resumes_to_the_bits_of_one_undisturbed(fedavg, tmp_path):
+    whole, data = fedavg
+    strict = replace(whole, clients=replace(whole.clients, min_replies=4))
+    run = federate(strict, data, tmp_path / "run")
+
+    def meddle(order, reply):
+        return reply_with(reply, failed="OSError") if (order.client, order.round) == (0, 3) else reply
+
+    with pytest.raises(TooFewReplies, match=r"round 3 had 3 replies to 'local_update' and needs 4"):
+        serve(room(data, tmp_path / "state", meddle=meddle), run)
+    assert [path.name[:12] for path in (run / "checkpoint").iterdir()] == ["round-000002"]
+    serve(room(data, tmp_path / "state"), run)
+    assert weights(run) == weights(simulated(strict, tmp_path / "simulated"))
+    assert lines(run) == lines(tmp_path / "simulated")
+
+
+def test_a_site_may_go_and_come_back_as_another_node(fedavg, tmp_path, monkeypatch):
+    monkeypatch.setattr("fewlabel.fleet.LOOK", 0.0)
+    whole, data = fedavg
+
+    def meddle(order, reply):
+        if (order.client, order.round) == (0, 1):
+            here.gone = here.configs.pop(7003)
+        if (order.client, order.round) == (0, 2):
+            here.configs[9000] = here.gone
+        return reply
+
+    here = room(data, tmp_path / "state", meddle=meddle)
+    serve(here, federate(whole, data, tmp_path / "run"))
+    told = read_rounds(tmp_path / "run")
+    assert [line["replies"] for line in told][2] == 4
+    assert told[1]["failures"] == ["client 3 failed in 'local_update' of round 2: it is not connected"]
+
+
+# Who is there
+
+
+def test_two_nodes_of_one_identity_are_refused(fedavg, tmp_path):
+    whole, data = fedavg
+    twins = room(data, tmp_path / "state")
+    twins.configs[8000] = twins.configs[7001]
+    with pytest.raises(Absent, match="nodes 7001 and 8000 both say that they are client 1; stop one of them"):
+        serve(twins, federate(whole, data, tmp_path / "run"))
+
+
+def test_a_site_that_cannot_take_part_is_named_and_its_paths_stay_its_own(fedavg, tmp_path, capfd):
+    whole, data = fedavg
+    here = room(data, tmp_path / "state")
+    here.configs[7002] = here.configs[7002] | {"data": "/secret/path"}
+    with pytest.raises(RunFailed, match=r"3 of 4 sites were there after 0.5 s; node 7002 is refused: its task") as told:
+        serve(here, federate(whole, data, tmp_path / "run", patience=0.5))
+    assert "secret" not in str(told.value)
+    assert "there is nothing at /secret/path" in capfd.readouterr().err
+
+
+def test_a_site_tells_its_counts_and_versions_and_nothing_else(fedavg, tmp_path):
+    whole, data = fedavg
+    seen = []
+
+    def meddle(order, reply):
+        seen.append((order.kind, order.client, {name: dict(record) for name, record in reply.content.items()}))
+        return reply
+
+    serve(room(data, tmp_path / "state", meddle=meddle), federate(whole, data, tmp_path / "run"))
+    assert {(kind, *record, *record[RECORD]) for kind, _, record in seen} == {
+        ("info", RECORD, "upload"),
+        ("client", RECORD, "upload"),
+    }
+    infos = [wire.unpack(apart.Introduction, record[RECORD]["upload"]) for kind, _, record in seen if kind == "info"]
+    shares = partition.of(dataset_of(whole), whole).shares
+    assert [(i.info.num_labeled, i.info.num_unlabeled) for i in infos] == [
+        (len(share.labeled), len(share.unlabeled)) for share in shares
+    ]
+    assert {name for i in infos for name in i.versions} == {"python", "fewlabel", "torch", "numpy", "cpu"}
+
+
+# What a site is asked
+
+
+def asked(fedavg, tmp_path, **changes) -> str:
+    """What a site says to an order that is as it should be, but for these changes."""
+    whole, data = fedavg
+    order = apart.Order("0" * 32, dumps(whole), apart.load_terms(data), "client", 1, "local_update", 1)
+    message = wire.pack(fedavg_module.Message(tree.of(tiny(1, 10, 16)), 0.1))
+    here = room(data, tmp_path / "state")
+    packed = changes.pop("packed", None) or wire.pack(replace(order, **changes))
+    record = ConfigRecord({"order": packed, "message": message})
+    reply = client_app(Message(RecordDict({RECORD: record}), 7001, "train"), here.context(7001))
+    found = reply.content[RECORD]
+    return "carried out" if "upload" in found else str(found["refused"])
+
+
+@pytest.mark.parametrize("task", ["init", "round", "model", "__init__", "weights", "no_such", "local_update "])
+def test_nothing_but_a_task_for_clients_can_be_called(task, fedavg, tmp_path):
+    assert asked(fedavg, tmp_path, task=task) == f"fedavg has no task '{task}' for clients; it has local_update"
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_task_for_servers_cannot_be_called_at_a_client(tmp_path):
+    whole = experiment("method=fedmatch", "labels.at=server", "labels.per_class=4")
+    data = split(whole, tmp_path / "sites")
+    servers = [name for name, task in tasks(type(whole.method)).items() if task.places == {"server"}]
+    for task in servers:
+        assert "has no task" in asked((whole, data), tmp_path / task, task=task)
+    assert servers
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"client": 2}, "this is client 1, not client 2"),
+        ({"kind": "server"}, "a client does no 'server'"),
+        ({"kind": "evaluate"}, "a client does no 'evaluate'"),
+        ({"run": "../../elsewhere"}, "the run has no proper name"),
+        ({"round": 99}, "there is no call 0 in round 99 of 3"),
+        ({"call": -1}, "there is no call -1"),
+        ({"packed": b"\0" * 20}, "Order: "),
+        ({"experiment": "]["}, "the experiment is not TOML"),
+        ({"experiment": "[method]\nname = 'os:getpid'"}, "method 'os:getpid' is not FewLabel's"),
+        ({"experiment": "method = 'os:getpid'"}, "method 'os:getpid' is not FewLabel's"),
+        ({"experiment": "model = 'os:getpid'"}, "model 'os:getpid' is not FewLabel's"),
+        ({"experiment": "[clients]\ncount = 1"}, "this is client 1, and clients.count = 1"),
+    ],
+)
+def test_a_site_refuses_what_it_should_not_do_and_says_why(changes, said, fedavg, tmp_path):
+    assert said in asked(fedavg, tmp_path, **changes)
+    assert not (tmp_path / "state").exists()
+
+
+def test_an_order_as_it_should_be_is_carried_out(fedavg, tmp_path):
+    assert asked(fedavg, tmp_path) == "carried out"
+
+
+# A site's own images
+
+
+def grey(path: Path, value: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (4, 4), value).save(path)
+
+
+def test_a_site_needs_no_labels_and_no_list_of_classes(tmp_path):
+    for number in (2, 0, 1):
+        grey(tmp_path / "site" / "unlabeled" / f"{number}.png", 10 * number)
+    place = apart.Place(0, str(tmp_path / "site"), str(tmp_path / "state"))
+    world = apart.site_world(place, experiment("method=rscfed"), apart.Terms(("a", "b"), 1, 4, (0.5,), (0.25,)))
+    assert world.info(0, 1) == ClientInfo(0, 0, 3)
+    images = world.site(0, 1, Rng(0), torch.nn.Identity()).unlabeled
+    assert images is not None
+    ((x, _),) = images.batches(("plain",), 3, shuffle=False)
+    assert [round(float(v), 4) for v in x[:, 0, 0, 0]] == [round((10 * n / 255 - 0.5) / 0.25, 4) for n in range(3)]
+
+
+def test_labels_mean_what_their_names_say_whatever_classes_a_site_has(tmp_path):
+    for label in ("cat", "ant"):
+        grey(tmp_path / "site" / label / f"{label}.png", 7 if label == "ant" else 9)
+    terms = apart.Terms(("dog", "cat", "bee", "ant"), 1, 4, (0.5,), (0.25,))
+    place = apart.Place(0, str(tmp_path / "site"), str(tmp_path / "state"))
+    world = apart.site_world(place, experiment("method=rscfed"), terms)
+    assert world.dataset.splits["train"].labels.tolist() == [3, 1]
+    with pytest.raises(BadInput, match="has images of 'ant', which is no class of this federation; it has dog, cat"):
+        apart.site_world(place, experiment("method=rscfed"), replace(terms, classes=("dog", "cat")))
