@@ -65,13 +65,16 @@ def limit(turn: Turn, cores: int) -> None:
 
 
 def loop(work: Work, part: torch.Tensor, seed: int, pipe: Any) -> None:
-    model = work.network()
-    optimizer, images = SGD(model.parameters(), work.local), work.holding(part, torch.Generator().manual_seed(seed))
+    """Each round begins anew: momentum that nothing feeds would decay to numbers that are slow to calculate with."""
+    model, images = work.network(), work.holding(part, torch.Generator().manual_seed(seed))
+    first = tree.of(model)
 
     def loss(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return cross_entropy(model(batch[0]), batch[1])
 
     while True:
         pipe.recv()
+        model.load_state_dict(first)
+        optimizer = SGD(model.parameters(), work.local)
         fit(model, optimizer, images.batches("weak", work.local.batch_size), loss, work.local.clip)
         pipe.send(None)

@@ -103,14 +103,14 @@ def loop(fed: Any, core: int, plain: bool, pipe: Any) -> None:
     from torch import Tensor
     from torch.nn.functional import cross_entropy
 
-    from fewlabel.learn.loop import SGD
+    from fewlabel.learn.loop import SGD, shorten
     from fewlabel.rng import Rng
 
     world, method, rng = fed.world, fed.method, torch.Generator().manual_seed(core)
     student = as_anyone(world.network(Rng("network"))) if plain else world.network(Rng("network"))
     teacher = deepcopy(student).eval()
     local, weights = method.local, list(student.parameters())
-    optimizer, slow = SGD(weights, local), list(teacher.parameters())
+    first, slow = deepcopy(student.state_dict()), list(teacher.parameters())
     images, test = world.dataset.splits["train"].images, world.dataset.splits["test"].images
     labels, sharpness = world.dataset.splits["train"].labels, 1 / method.teacher.temperature
 
@@ -122,18 +122,22 @@ def loop(fed: Any, core: int, plain: bool, pipe: Any) -> None:
         for weight in weights:
             weight.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(weights, local.clip)
+        shorten([weight.grad for weight in weights], local.clip)
         optimizer.step()
 
     while True:
         number = pipe.recv()
+        # Each round begins anew: momentum that nothing feeds decays to numbers that are slow to calculate with.
+        for network in (student, teacher):
+            network.load_state_dict(first)
+        optimizer = SGD(weights, local)
         fed.round = number
         groups = [fed.sample(method.group_size, name=f"group {m}") for m in range(method.groups)]
         shares = [world.share(client.id, number) for group in groups for client in group]
         for index in batches(torch.cat([torch.from_numpy(share.labeled) for share in shares])):
             step(cross_entropy(student(images.view(index, "weak", rng)), labels[index]))
         for index in batches(torch.cat([torch.from_numpy(share.unlabeled) for share in shares])):
-            x, y = images.view(index, "weak", rng), images.view(index, "weak", rng)
+            x, y = images.views(index, ("weak", "weak"), rng)
             with torch.inference_mode():
                 said = teacher(x).softmax(1) ** sharpness
                 target = said / said.sum(1, keepdim=True)

@@ -29,9 +29,10 @@ from fewlabel.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.experiment import Experiment, load, overlay
 from fewlabel.report import COLORS, GREY, draw, empty_plot, finish_plot
 from fewlabel.reproduce import PaperRow, read_table, wanted
-from fewlabel.results import CEILING, FLOOR, Result, Spread, Table
+from fewlabel.results import CEILING, FLOOR, Result
 from fewlabel.runs import Interrupted, prepare
 from fewlabel.sweep import run_all
+from fewlabel.tables import Spread, Table
 
 TABLES = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs"

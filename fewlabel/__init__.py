@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fewlabel import tree
     from fewlabel.api import compare, export, predict, run
+    from fewlabel.comparison import Comparison
     from fewlabel.errors import FewLabelError
     from fewlabel.experiment import Checkpoint, Clients, Data, Evaluate, Experiment, Labels, Net, Stream, Views
     from fewlabel.federation import (
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
         on_server,
     )
     from fewlabel.methods import METHODS
-    from fewlabel.results import Comparison, Result
+    from fewlabel.results import Result
 
     __version__: str
 
@@ -61,7 +62,8 @@ if not TYPE_CHECKING:  # a type checker that saw this would take any misspelt na
         "experiment": "Checkpoint Clients Data Evaluate Experiment Labels Net Stream Views",
         "federation": "EVERY_CLIENT SERVER SOME_CLIENTS ClientInfo Federation Site broadcast on_client on_server",
         "methods": "METHODS",
-        "results": "Comparison Result",
+        "comparison": "Comparison",
+        "results": "Result",
     }
 
     def __getattr__(name):

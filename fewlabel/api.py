@@ -6,9 +6,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fewlabel.comparison import Comparison
 from fewlabel.errors import BadInput
 from fewlabel.experiment import Experiment, load
-from fewlabel.results import CEILING, FLOOR, Comparison, Result
+from fewlabel.results import CEILING, FLOOR, Result
 
 if TYPE_CHECKING:
     from fewlabel.predictions import Predictions

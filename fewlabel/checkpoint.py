@@ -11,6 +11,8 @@ from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import torch
+
 from fewlabel import wire
 from fewlabel.errors import StorageError
 from fewlabel.tree import Tree
@@ -99,7 +101,7 @@ class ClientStates:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def load(self, client: int, round: int, call: int, kind: Any) -> Any | None:
+    def load(self, client: int, round: int, call: int, kind: Any, device: torch.device = wire.CPU) -> Any | None:
         before = None
         for key, path in self._files(client):
             if key < (round, call):
@@ -107,7 +109,7 @@ class ClientStates:
             else:
                 path.unlink(missing_ok=True)
         try:
-            return None if before is None else wire.unpack(kind, before.read_bytes())
+            return None if before is None else wire.unpack(kind, before.read_bytes(), device=device)
         except wire.WireError as error:
             raise StorageError(f"the client state {before} is damaged ({error}); start the run anew") from None
 

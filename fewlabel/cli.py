@@ -46,6 +46,14 @@ class Form(StrEnum):
     JSON = "json"
 
 
+class Layout(StrEnum):
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+    CSV = "csv"
+    JSON = "json"
+
+
 class Known(StrEnum):
     METHODS = "methods"
     DATASETS = "datasets"
@@ -71,13 +79,22 @@ Changes = Annotated[
 Vary = Annotated[list[str] | None, Option("--vary", metavar="A.B=C,D", help="A setting and its values; repeatable.")]
 Seed = Annotated[int | None, Option("--seed", metavar="N", min=0, help="All that is random follows from it.")]
 Seeds = Annotated[str | None, Option("--seeds", metavar="0,1,2", help="A run for each of them.")]
-Workers = Annotated[int | None, Option("--workers", metavar="N", min=1, help="Processes; by default one per core.")]
+Workers = Annotated[
+    int | None, Option("--workers", metavar="N", min=1, help="Processes; by default one per core, or two per GPU.")
+]
+Device = Annotated[
+    str | None, Option("--device", metavar="NAME", help="cpu, or cuda for GPUs: short for --set device=NAME.")
+]
 Out = Annotated[Path | None, Option("--out", metavar="DIR", help="Where results go; by default below runs/.")]
 Resume = Annotated[Path | None, Option("--resume", metavar="DIR", help="The run to go on with, as it is.")]
 DataDir = Annotated[
     Path | None, Option(metavar="DIR", exists=True, file_okay=False, callback=use_data_dir, help="Where data are read.")
 ]
 Format = Annotated[Form, Option("--format", help="json: exactly one JSON document on stdout.")]
+
+Tables = Annotated[
+    Layout, Option("--format", metavar="FORM", help="text, markdown, latex; csv or json with all numbers, unrounded.")
+]
 
 
 @app.callback(invoke_without_command=True, epilog=EXIT_CODES)
@@ -108,10 +125,11 @@ def run(
     seed: Seed = None,
     seeds: Seeds = None,
     workers: Workers = None,
+    device: Device = None,
     out: Out = None,
     resume: Resume = None,
     data_dir: DataDir = None,
-    form: Format = Form.TEXT,
+    form: Tables = Layout.TEXT,
 ) -> None:
     """Run an experiment, or go on with a run.
 
@@ -123,7 +141,7 @@ def run(
       fewlabel run --resume runs/fedprox-digits-seed0
     """
     if resume is not None:
-        if [given for given in (file, method, data, changes, seed, seeds, out) if given not in (None, [])]:
+        if [given for given in (file, method, data, changes, seed, seeds, device, out) if given not in (None, [])]:
             raise BadInput("--resume goes on with a run as it is: give no FILE and no option that would change it")
         return run_one(resume, workers, form)
     if seed is not None and seeds is not None:
@@ -131,7 +149,7 @@ def run(
     base = table_of(file)
     if method is not None:
         base = without_method(base) | {"method": method_of(base, method)}
-    changed = settings(data, changes) + ([] if seed is None else [f"seed={seed}"])
+    changed = settings(data, device, changes) + ([] if seed is None else [f"seed={seed}"])
     if seeds is not None:
         return run_many(base, seeds_axis(seeds), changed, out or RUNS / "seeds", workers, form)
     from fewlabel.api import fresh_directory
@@ -150,9 +168,10 @@ def compare(
     data: Data = None,
     changes: Changes = None,
     workers: Workers = None,
+    device: Device = None,
     out: Out = None,
     data_dir: DataDir = None,
-    form: Format = Form.TEXT,
+    form: Tables = Layout.TEXT,
 ) -> None:
     r"""Compare methods between their floor and their ceiling.
 
@@ -169,7 +188,7 @@ def compare(
     base = table_of(file)
     names = dict.fromkeys(["labels-only", *words(methods), "all-labels"])
     axes = {"method": [method_of(base, name) for name in names]} | seeds_axis(seeds)
-    run_many(base, axes, settings(data, changes), out or RUNS / "compare", workers, form)
+    run_many(base, axes, settings(data, device, changes), out or RUNS / "compare", workers, form)
 
 
 @app.command()
@@ -181,9 +200,10 @@ def sweep(
     data: Data = None,
     changes: Changes = None,
     workers: Workers = None,
+    device: Device = None,
     out: Out = None,
     data_dir: DataDir = None,
-    form: Format = Form.TEXT,
+    form: Tables = Layout.TEXT,
 ) -> None:
     r"""Run every combination of methods, seeds and settings.
 
@@ -201,7 +221,7 @@ def sweep(
     if not axes and seeds is None:
         raise BadInput("sweep needs something to vary: --vary, --methods, --seeds or a table [grid] in FILE")
     root = out or RUNS / (f"sweep-{file.stem}" if file else "sweep")
-    run_many(base, axes | seeds_axis(seeds), settings(data, changes), root, workers, form)
+    run_many(base, axes | seeds_axis(seeds), settings(data, device, changes), root, workers, form)
 
 
 @app.command()
@@ -213,6 +233,7 @@ def reproduce(
     seeds: Seeds = None,
     changes: Changes = None,
     workers: Workers = None,
+    device: Device = None,
     out: Out = None,
     data_dir: DataDir = None,
     form: Format = Form.TEXT,
@@ -232,7 +253,7 @@ def reproduce(
 
     if listing or not name:
         return show_papers(form)
-    rows, changed, numbers = papers.select(name), changes or [], seeds_axis(seeds).get("seed")
+    rows, changed, numbers = papers.select(name), settings(None, device, changes), seeds_axis(seeds).get("seed")
     if printing:
         return print_row([(row, e) for row in rows for e in papers.wanted(row, changed, rounds, numbers)], form)
     root = out or RUNS / "reproduce"
@@ -298,7 +319,8 @@ def show(
     relations: Annotated[
         Path | None, Option("--relations", metavar="FILE", help="Draw FedIRM's relations among classes (.png, .svg).")
     ] = None,
-    form: Format = Form.TEXT,
+    report: Annotated[Path | None, Option("--report", metavar="FILE", help="Write the page with the plots.")] = None,
+    form: Tables = Layout.TEXT,
 ) -> None:
     """Show the result of a run, or of many side by side.
 
@@ -306,14 +328,17 @@ def show(
 
     Examples:
       fewlabel show runs/fedprox-digits-seed0
-      fewlabel show runs/reproduce
+      fewlabel show runs/compare --format latex
+      fewlabel show runs/compare --report report.html
     """
     from fewlabel import display
-    from fewlabel.results import Result, found_in
+    from fewlabel.comparison import found_in
+    from fewlabel.results import Result
 
     if relations:
         Result(directory).plot_relations(relations)
-    display.show_result(found_in(directory), form)
+    found = found_in(directory)
+    display.show_result(found, form, found.report(report) if report else None)
 
 
 app.command()(model_cli.predict)
@@ -385,8 +410,9 @@ def without_method(base: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in base.items() if key not in ("method", "name")}
 
 
-def settings(data: str | None, changes: Sequence[str] | None) -> list[str]:
-    return ([] if data is None else [f"data.name={data}"]) + list(changes or [])
+def settings(data: str | None, device: str | None, changes: Sequence[str] | None) -> list[str]:
+    given = {"data.name": data, "device": device}
+    return [f"{key}={value}" for key, value in given.items() if value is not None] + list(changes or [])
 
 
 def words(text: str) -> list[str]:
@@ -422,7 +448,7 @@ def axes_of(grid: Any, above: str = "grid") -> Iterator[tuple[str, list[Any]]]:
         raise BadInput(f"{above} must be a list of values, found {grid!r}")
 
 
-def run_one(directory: Path, workers: int | None, form: Form) -> None:
+def run_one(directory: Path, workers: int | None, form: Layout) -> None:
     """Runs what is left of a run and shows its result."""
     from fewlabel.display import Rounds, show_result
     from fewlabel.results import Result
@@ -431,6 +457,7 @@ def run_one(directory: Path, workers: int | None, form: Form) -> None:
     result, page = Result(directory), None
     if result.finished:
         tell(f"{directory} is finished already; this is its result")
+        page = None if (directory / "report.html").exists() else result.report()
     else:
         again = f"fewlabel run --resume {shlex.quote(str(directory))}"
         caution([result.experiment])
@@ -447,12 +474,13 @@ def run_many(
     changes: Sequence[str],
     root: Path,
     workers: int | None,
-    form: Form,
+    form: Layout,
 ) -> None:
     """Runs all combinations side by side and shows how they compare."""
     from fewlabel import sweep
+    from fewlabel.comparison import Comparison
     from fewlabel.display import show_result
-    from fewlabel.results import Comparison, Result
+    from fewlabel.results import Result
 
     experiments = sweep.grid(without_method(base) if "method" in axes else base, axes, changes)
     failure = run_all(experiments, root, workers)

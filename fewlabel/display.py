@@ -17,7 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 
 if TYPE_CHECKING:
-    from fewlabel.results import Comparison, Result
+    from fewlabel.comparison import Comparison
+    from fewlabel.results import Result
 
 
 class Screen:
@@ -218,10 +219,17 @@ def show_list(rows: Sequence[Mapping[str, Any]], form: str) -> None:
 
 def show_result(found: "Result | Comparison", form: str, page: Path | None = None) -> None:
     """What came out, and the page about it if one was written."""
+    from fewlabel.comparison import Comparison
+
     if form == "json":
         return print(json.dumps(document(found) | ({"report": str(page)} if page else {}), indent=1))
-    if (console := Console(highlight=False)).is_terminal:
-        console.print(found.table().rich())
+    if form == "csv":
+        return print((found if isinstance(found, Comparison) else Comparison([found])).csv(), end="")
+    tables = found.tables() if isinstance(found, Comparison) else [found.table()]
+    if form in ("markdown", "latex"):
+        return print("\n".join(getattr(table, form)() for table in tables), end="")
+    if (console := Console(highlight=False)).color_system:
+        console.print(*(table.rich(console.width) for table in tables), sep="\n\n")
     else:
         print(found)
     return print(page) if page else None
@@ -229,7 +237,7 @@ def show_result(found: "Result | Comparison", form: str, page: Path | None = Non
 
 def document(found: "Result | Comparison") -> dict[str, Any]:
     """A comparison, or a run, finished or not, for programs to read."""
-    from fewlabel.results import Comparison
+    from fewlabel.comparison import Comparison
 
     if isinstance(found, Comparison):
         return {"rows": found.to_json()}

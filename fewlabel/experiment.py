@@ -223,6 +223,7 @@ class Experiment:
     seed: Natural = said(0, "of everything that is drawn")
     rounds: Count = said(30, "of communication between server and clients")
     threads: Count = said(1, "of PyTorch, per worker: part of the experiment, because sums depend on it")
+    device: Literal["cpu", "cuda"] = said("cpu", "where workers compute; part of the experiment for the same reason")
     data: Data = Data()
     model: Net = Net()
     clients: Clients = Clients()

@@ -21,8 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from fewlabel.errors import BadInput, FewLabelError
 from fewlabel.experiment import Experiment, dumps, overlay, read, unknown
+from fewlabel.figures import left_out, plots
+from fewlabel.pages import again, versions
 from fewlabel.report import write_page
-from fewlabel.results import METRICS, Comparison, Result, Row, Spread, Table, settings, versions
+from fewlabel.results import METRICS, Result, Row
+from fewlabel.tables import Spread, Table
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -424,13 +427,10 @@ class Reproduction:
     def report(self, root: Path) -> Path:
         """One self-contained page below `root` with the curves, too."""
         path = root / f"{'-'.join(table.name for table in self.tables)}.html"
-        results = [result for found in self.results.values() for result in found]
-        curves = Comparison(results)
         ran = [attempt.row for attempt in self.attempts if not attempt.refused]
-        curves.rows = [Row(self.label(row), tuple(self.results[row.id])) for row in ran]
-        details = [settings(row.label, row.results) for row in curves.rows]
+        rows = [Row(self.label(row), tuple(self.results[row.id])) for row in ran]
         write_page(
-            path, self.title, self.table().html(), {"Over the rounds": curves.plot()}, details, versions(results)
+            path, self.title, self.table().html() + left_out({"": rows}), plots({"": rows}), again(rows), versions(rows)
         )
         return path
 

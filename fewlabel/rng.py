@@ -45,6 +45,8 @@ class Rng:
     def seed_globals(self) -> None:
         """Seeds the generators that dropout, initializers and many libraries draw from, as they know no others."""
         torch.default_generator.manual_seed(self.seed)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # a GPU's dropout draws there
+            torch.cuda.manual_seed_all(self.seed)
         np.random.seed(self.seed & 0xFFFFFFFF)
         random.seed(self.seed)
 

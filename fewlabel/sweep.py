@@ -77,11 +77,12 @@ def run_all(
     stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Runs what is laid out in these directories; a failure of one does not stop the others."""
-    workers = workers or os.cpu_count() or 1
     todo = [directory for directory in directories if not (directory / "summary.json").exists()]
-    # One run at a time with all workers, where there is one, or where threads would not outlive a fork.
-    together = len(todo) > 1 and all(load(directory / "experiment.toml").threads == 1 for directory in todo)
-    ends = side_by_side(todo, workers, watch, stop) if together else in_turn(todo, workers, watch, stop)
+    experiments = [load(directory / "experiment.toml") for directory in todo]
+    # One run at a time with all workers, where there is one, or where threads or a GPU would not outlive a fork.
+    together = len(todo) > 1 and all((one.threads, one.device) == (1, "cpu") for one in experiments)
+    cores = workers or os.cpu_count() or 1
+    ends = side_by_side(todo, cores, watch, stop) if together else in_turn(todo, workers, watch, stop)
     failures = [f"{directory.name}: {line['failed']}" for directory, line in ends.items() if "failed" in line]
     if failures:
         raise RunFailed(f"{len(failures)} of {len(todo)} runs failed: " + "; ".join(failures))
@@ -89,7 +90,9 @@ def run_all(
         raise Interrupted(f"stopped with {unfinished} of {len(todo)} runs unfinished; do the same again to go on")
 
 
-def in_turn(todo: Sequence[Path], workers: int, watch: Watch, stop: Callable[[], bool]) -> dict[Path, dict[str, Any]]:
+def in_turn(
+    todo: Sequence[Path], workers: int | None, watch: Watch, stop: Callable[[], bool]
+) -> dict[Path, dict[str, Any]]:
     """One run after the other; how each ended."""
     ends = {}
     for directory in todo:
@@ -154,7 +157,7 @@ def child(directory: Path, tell: Connection, stop: Callable[[], bool], parent: i
 
 
 def attempt(
-    directory: Path, workers: int, watch: Callable[[dict[str, Any]], None], stop: Callable[[], bool]
+    directory: Path, workers: int | None, watch: Callable[[dict[str, Any]], None], stop: Callable[[], bool]
 ) -> dict[str, Any]:
     """Runs one run and says how it ended."""
     try:

@@ -219,7 +219,7 @@ class Worker:
             if parameter.requires_grad is not trained:  # to look is faster than to set
                 parameter.requires_grad = trained
         rng = Rng(self.world.experiment.seed, "task", job.round, job.client, job.task or job.kind, job.call)
-        pooled = None if statistics is None else wire.unpack(Weights, statistics, device=self.device).model
+        pooled = None if statistics is None else wire.unpack(Weights, statistics).model
         if job.kind == "evaluate":
             return self.evaluate(job, wire.unpack(Weights, message).model, rng)
         if job.kind == "statistics":

@@ -115,8 +115,10 @@ MAY_IMPORT = {
     "federation": {"tree", "wire", "rng", "errors", "data.sets"},
     "checkpoint": {"tree", "wire", "errors"},
     "experiment": {"strict", "errors", "federation", "methods", "data.own", "data.partition", "data.views"},
+    "device": {"errors"},
     "worker": {
-        "federation", "wire", "experiment", "data", "models", "evaluate", "checkpoint", "tree", "rng", "errors",
+        "device", "federation", "wire", "experiment", "data", "models", "evaluate", "checkpoint", "tree", "rng",
+        "errors",
     },
     "simulate": {"worker", "federation", "wire", "evaluate", "tree", "rng", "errors"},
     "pool": {"worker", "errors"},

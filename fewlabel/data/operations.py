@@ -8,6 +8,7 @@ No image has a part in what becomes of another.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 
 import torch
@@ -89,24 +90,27 @@ def warp(framed: Tensor, maps: Tensor) -> Tensor:
     centre = maps[:, :2, 2] + maps[:, :2, :2].sum(2) / 2
     fixed = torch.cat([maps[:, :2, :2], centre.unsqueeze(2)], 2).mul(65536).add(0.5).floor().to(torch.int32)
     by_column, by_row, start = fixed.unsqueeze(3).unbind(2)
-    along = by_column * torch.arange(width, dtype=torch.int32)
-    down = by_row * torch.arange(height, dtype=torch.int32) + start
+    along = by_column * torch.arange(width, dtype=torch.int32, device=maps.device)
+    down = by_row * torch.arange(height, dtype=torch.int32, device=maps.device) + start
     source = (down.unsqueeze(3) + along.unsqueeze(2)).bitwise_right_shift_(16)
     x, y = source[:, 0].clamp_(-1, width), source[:, 1].clamp_(-1, height)
     pixel = y.mul_(width + 2).add_(x).add_(width + 3).view(count, 1, -1).long()
     return framed.flatten(2).gather(2, pixel.expand(-1, channels, -1)).view(count, channels, height, width)
 
 
-UNMOVED = torch.eye(3, dtype=torch.float64)
+@cache
+def still(device: torch.device) -> Tensor:
+    return torch.eye(3, dtype=torch.float64, device=device)
 
 
-def unmoved(count: int) -> Tensor:
-    return UNMOVED.expand(count, 3, 3).clone()
+def unmoved(amount: Tensor) -> Tensor:
+    """A map for each amount, that moves nothing yet."""
+    return still(amount.device).expand(len(amount), 3, 3).clone()
 
 
 def translation(x: Tensor, y: Tensor) -> Tensor:
     """What is `x` to the right of a pixel and `y` below comes there."""
-    maps = unmoved(len(x))
+    maps = unmoved(x)
     maps[:, 0, 2], maps[:, 1, 2] = x, y
     return maps
 
@@ -114,7 +118,7 @@ def translation(x: Tensor, y: Tensor) -> Tensor:
 def rotation(degrees: Tensor, height: int, width: int) -> Tensor:
     """Counter-clockwise around the middle."""
     angle = degrees.deg2rad()
-    turn = unmoved(len(degrees))
+    turn = unmoved(degrees)
     turn[:, 0, 0] = turn[:, 1, 1] = angle.cos()
     turn[:, 1, 0] = angle.sin()
     turn[:, 0, 1] = -turn[:, 1, 0]
@@ -124,19 +128,19 @@ def rotation(degrees: Tensor, height: int, width: int) -> Tensor:
 
 def mirror(yes: Tensor, width: int) -> Tensor:
     """Left and right exchanged where `yes` is 1, not where it is 0."""
-    maps = unmoved(len(yes))
+    maps = unmoved(yes)
     maps[:, 0, 0], maps[:, 0, 2] = 1 - 2 * yes, width * yes
     return maps
 
 
 def shear_x(amount: Tensor, height: int, width: int) -> Tensor:
-    maps = unmoved(len(amount))
+    maps = unmoved(amount)
     maps[:, 0, 1] = amount
     return maps
 
 
 def shear_y(amount: Tensor, height: int, width: int) -> Tensor:
-    maps = unmoved(len(amount))
+    maps = unmoved(amount)
     maps[:, 1, 0] = amount
     return maps
 
@@ -155,25 +159,32 @@ def pad(images: Tensor, by: int, reflect: bool = False) -> Tensor:
         return functional.pad(images, (by, by, by, by))
     for axis in (2, 3):
         last = images.shape[axis] - 1
-        images = images.index_select(axis, last - (last - torch.arange(-by, last + 1 + by).abs()).abs())
+        images = images.index_select(
+            axis, last - (last - torch.arange(-by, last + 1 + by, device=images.device).abs()).abs()
+        )
     return images
 
 
 def enlarge(images: Tensor, scale: float) -> Tensor:
-    """Bilinear, as Pillow resizes. Four channels at a time, whosever they are, which is what PyTorch does fastest."""
+    """Bilinear, as Pillow resizes. Four channels at a time, whosever they are, which is what PyTorch does fastest.
+
+    Only on a CPU it takes whole numbers; elsewhere a value may be one off.
+    """
     height, width = (round(size * scale) for size in images.shape[2:])
     planes = images.flatten(0, 1)
     fours = functional.pad(planes, (0, 0, 0, 0, 0, -len(planes) % 4)).view(-1, 4, *images.shape[2:])
-    wide = functional.interpolate(fours, (height, width), mode="bilinear", antialias=True)
+    given = fours if fours.is_cpu else fours.float()
+    wide = functional.interpolate(given, (height, width), mode="bilinear", antialias=True)
+    wide = wide if fours.is_cpu else wide.round_().to(torch.uint8)
     return wide.flatten(0, 1)[: len(planes)].view(*images.shape[:2], height, width)
 
 
 def crop(images: Tensor, down: Tensor, right: Tensor, mirrored: Tensor, height: int, width: int) -> Tensor:
     """A window of each image at its own place, perhaps mirrored, in one gather."""
     count, channels, _, stride = images.shape
-    column = torch.arange(width)
+    column = torch.arange(width, device=images.device)
     column = right.view(-1, 1, 1) + torch.where(mirrored.view(-1, 1, 1), width - 1 - column, column)
-    row = down.view(-1, 1, 1) + torch.arange(height).view(-1, 1)
+    row = down.view(-1, 1, 1) + torch.arange(height, device=images.device).view(-1, 1)
     pixel = (row * stride + column).view(count, 1, -1).expand(-1, channels, -1)
     return images.flatten(2).gather(2, pixel).view(count, channels, height, width)
 
@@ -181,7 +192,10 @@ def crop(images: Tensor, down: Tensor, right: Tensor, mirrored: Tensor, height: 
 # Tones
 
 
-RAMP = torch.arange(256.0)
+@cache
+def ramp(device: torch.device) -> Tensor:
+    """All values that there are."""
+    return torch.arange(256.0, device=device)
 
 
 def look_up(images: Tensor, tables: Tensor) -> Tensor:
@@ -195,46 +209,48 @@ def blend(base: Tensor, images: Tensor, factor: Tensor) -> Tensor:
 
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
-    return blend(torch.zeros(1), RAMP.view(1, 1, 256), factor)
+    return blend(factor.new_zeros(1, dtype=torch.float32), ramp(factor.device).view(1, 1, 256), factor)
 
 
 def contrast(images: Tensor, factor: Tensor) -> Tensor:
     """Around the image's mean grey."""
     mean = grey(images).flatten(1).double().mean(1).add(0.5).floor()
-    return blend(mean.float().view(-1, 1, 1), RAMP.view(1, 1, 256), factor)
+    return blend(mean.float().view(-1, 1, 1), ramp(images.device).view(1, 1, 256), factor)
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
     dropped = (8 - bits.floor().long()).view(-1, 1, 1)
-    return (RAMP.long() >> dropped << dropped).to(torch.uint8)
+    return (ramp(bits.device).long() >> dropped << dropped).to(torch.uint8)
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    return torch.where(threshold.view(-1, 1, 1) > RAMP, RAMP, 255 - RAMP).to(torch.uint8)
+    values = ramp(threshold.device)
+    return torch.where(threshold.view(-1, 1, 1) > values, values, 255 - values).to(torch.uint8)
 
 
 def invert(images: Tensor, amount: Tensor) -> Tensor:
-    return (255 - RAMP).to(torch.uint8).repeat(len(images), 1, 1)
+    return (255 - ramp(images.device)).to(torch.uint8).repeat(len(images), 1, 1)
 
 
 def autocontrast(images: Tensor, amount: Tensor) -> Tensor:
     """Each channel stretched to 0..255."""
     low, high = (bound.double().unsqueeze(2) for bound in torch.aminmax(images.flatten(2), dim=2))
-    scale = RAMP[255] / (high - low)  # a number over a tensor would be its reciprocal times the number
-    stretched = (RAMP * scale - low * scale).clamp_(0, 255)
-    return torch.where(high > low, stretched, RAMP.double()).to(torch.uint8)
+    values = ramp(images.device)
+    scale = values[255] / (high - low)  # a number over a tensor would be its reciprocal times the number
+    stretched = (values * scale - low * scale).clamp_(0, 255)
+    return torch.where(high > low, stretched, values.double()).to(torch.uint8)
 
 
 def equalize(images: Tensor, amount: Tensor) -> Tensor:
     """Each channel's values spread so that all occur equally often, as far as they are many enough."""
     count, channels = images.shape[:2]
     values = images.flatten(2).long()
-    own = values + 256 * torch.arange(count * channels).view(count, channels, 1)
+    own = values + 256 * torch.arange(count * channels, device=images.device).view(count, channels, 1)
     occurs = own.flatten().bincount(minlength=256 * count * channels).view(count, channels, 256)
     highest = occurs.gather(2, values.amax(2, keepdim=True))
     step = (values.shape[2] - highest) // 255
     spread = (step // 2 + occurs.cumsum(2) - occurs) // step.clamp(min=1)
-    return torch.where(step > 0, spread.clamp_(max=255), RAMP).to(torch.uint8)
+    return torch.where(step > 0, spread.clamp_(max=255), ramp(images.device)).to(torch.uint8)
 
 
 # Filters
@@ -244,7 +260,7 @@ def grey(images: Tensor) -> Tensor:
     """Luma of three channels as Pillow weighs them; the mean of any other number."""
     channels = images.shape[1]
     weights = [19595, 38470, 7471] if channels == 3 else [65536 // channels] * channels
-    weighed = images.int() * torch.tensor(weights, dtype=torch.int32).view(-1, 1, 1)
+    weighed = images.int() * torch.tensor(weights, dtype=torch.int32).view(-1, 1, 1).to(images.device)
     return (weighed.sum(1, keepdim=True) + 32768) >> 16
 
 
@@ -270,7 +286,7 @@ def noise(images: Tensor, values: Tensor) -> Tensor:
 def cutout(images: Tensor, centre: Tensor, side: int, value: int) -> Tensor:
     """With a square around `centre` [N, 2], as much of it as is in the image, painted over."""
     row, column = (centre[:, i, None] - side // 2 for i in (0, 1))
-    y, x = (torch.arange(size) for size in images.shape[2:])
+    y, x = (torch.arange(size, device=images.device) for size in images.shape[2:])
     inside_y, inside_x = (row <= y) & (y < row + side), (column <= x) & (x < column + side)
     return images.masked_fill((inside_y.unsqueeze(2) & inside_x.unsqueeze(1)).unsqueeze(1), value)
 

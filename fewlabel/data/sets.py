@@ -26,7 +26,7 @@ class Images:
 
     @cached_property
     def _affine(self) -> tuple[Tensor, Tensor]:
-        mean, std = (torch.tensor(each, device=self.pixels.device).view(-1, 1, 1) for each in (self.mean, self.std))
+        mean, std = (torch.tensor(each).view(-1, 1, 1).to(self.pixels.device) for each in (self.mean, self.std))
         return 1 / (255 * std), mean / std
 
     def view(self, index: Tensor, name: str, rng: torch.Generator) -> Tensor:

@@ -171,7 +171,7 @@ class CBAFed:
         self, site: Site[Memory], unlabeled: Unlabeled, msg: Message, steps: Optimizer, epoch: int
     ) -> Labeled:
         """An epoch in which each batch is labeled by the network as it is by then; returns the images used."""
-        model, labels = site.model, torch.full((len(unlabeled),), -1)
+        model, labels = site.model, torch.full((len(unlabeled),), -1, device=site.device)
 
         def loss(batch: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, ...] | None]) -> Tensor | None:
             parts = [batch[0]] if batch[0] else []

@@ -69,7 +69,7 @@ class FedMatchICLR(FedMatch):
         assert site.validation is not None  # of whose images the noise has the shape
         x, _ = next(site.validation.batches("plain", 500, shuffle=False))
         with torch.no_grad():
-            said: Tensor = site.model(noise(x.shape[1:]))
+            said: Tensor = site.model(noise(x.shape[1:]).to(x.device))
         return Embedded(found.accuracy, found.loss, said[0].softmax(0))
 
     def choose(self, state: State, psis: dict[str, Packed], scores: dict[str, Score]) -> tuple[Helper, ...]:

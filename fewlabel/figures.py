@@ -1,0 +1,463 @@
+"""The plots of a report: what rounds.jsonl and partition.json hold, drawn by matplotlib.
+
+Curves are means over seeds with one standard deviation around them as a band; matrices are means over seeds, too.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fewlabel.report import COLORS, GREY, WIDE, Drawing, draw, empty_plot, finish_plot, saved
+from fewlabel.results import CEILING, FLOOR, METRICS, Line, Result, Row
+from fewlabel.tables import Spread, megabytes, percent, seconds
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    Array = np.ndarray[Any, np.dtype[np.float64]]
+
+__all__ = ["course", "curves", "left_out", "plots", "relations", "saved", "test"]
+
+DASHES = {FLOOR: (0, (2, 2)), CEILING: (0, (6, 2))}
+MOST_POINTS = 120  # of a curve, which more would only make larger
+MOST_NUMBERS = 12  # rows and columns of a matrix whose numbers can be read
+MOST_CLIENTS = 40  # whose bars can
+MOST_ROWS = 10  # that have plots of their own: a page must stay small
+MOST_SETTINGS = 6
+PERCENT = (0.0, 100.0)
+
+Pick = Callable[[Line], float | None]
+
+
+def plots(groups: Mapping[str, Sequence[Row]]) -> dict[str, list[Drawing]]:
+    """The sections of a page and their plots, for rows in one setting or more; sections may be empty."""
+    groups = dict(list(groups.items())[:MOST_SETTINGS])
+    told = {row.results: " ".join(filter(None, (row.label, words))) for words, group in groups.items() for row in group}
+    rows = [Row(label, results) for results, label in told.items()][:MOST_ROWS]
+    alone = len(rows) == 1 and len(rows[0].results) == 1
+    return {
+        "Over the rounds": list(alone_over_rounds(rows[0].results[0]) if alone else over_rounds(groups)),
+        "Recall by class": list(recalls(groups)),
+        "Confusion": [drawing for row in rows if (drawing := confusion(row))],
+        "Who holds what": [drawing for words, group in groups.items() if (drawing := holdings(words, group[0]))],
+        "Pseudo-labels": [*pseudo_labels(groups), *(d for row in rows for d in pseudo_labels_by_class(row))],
+        "Thresholds": [drawing for row in rows if (drawing := thresholds(row))],
+        "Relations among classes": [drawing for row in rows for drawing in relation_matrices(row)],
+        "Weights in the average": [drawing for row in rows if (drawing := weights(row))],
+        "Costs": list(costs_by_round(rows[0]) if alone else costs(groups)),
+    }
+
+
+def left_out(groups: Mapping[str, Sequence[Row]]) -> str:
+    """What the plots do not show, as a paragraph of the page."""
+    rows = len({row.results for group in list(groups.values())[:MOST_SETTINGS] for row in group})
+    told = [f"of the first {MOST_SETTINGS} of {len(groups)} settings"] if len(groups) > MOST_SETTINGS else []
+    told += [f"by class and client of the first {MOST_ROWS} of {rows} rows"] if rows > MOST_ROWS else []
+    return f"<p><small>Plots are {', and '.join(told)}.</small></p>\n" if told else ""
+
+
+# curves
+
+
+def test(metric: str) -> Pick:
+    return lambda line: line.get("test", {}).get(metric)
+
+
+def pseudo(key: str) -> Pick:
+    return lambda line: line.get("pseudo_labels", {}).get(key)
+
+
+def palette(rows: Sequence[Row]) -> dict[str, str]:
+    """A colour for each row, the same in all plots of a page."""
+    methods = dict.fromkeys(row.label for row in rows if row.name not in DASHES)
+    return {label: COLORS[number % len(COLORS)] for number, label in enumerate(methods)}
+
+
+def curves(rows: Sequence[Row], pick: Pick, ylabel: str, colors: Mapping[str, str] | None = None) -> "Figure":
+    """A share by round: the mean over seeds, one standard deviation around it as a band."""
+    figure, axes = empty_plot(ylabel)
+    colors = colors or palette(rows)
+    for row in rows:
+        curve = thinned(row.curve(pick))
+        bound = row.name in DASHES
+        color = GREY if bound else colors[row.label]
+        means = {number: 100 * spread.mean for number, spread in curve.items()}
+        style = {"linestyle": DASHES[row.name], "zorder": 3} if bound else {}  # seen even where a method lies on it
+        draw(axes, means, label=row.label, color=color, **style)
+        band = {number: (means[number], 100 * s.std) for number, s in curve.items() if s.std is not None}
+        if band:
+            low, high = [mean - std for mean, std in band.values()], [mean + std for mean, std in band.values()]
+            axes.fill_between(list(band), low, high, color=color, alpha=0.15, linewidth=0)
+    return finish_plot(figure)
+
+
+def thinned(curve: Mapping[int, Spread]) -> dict[int, Spread]:
+    step = -(-len(curve) // MOST_POINTS)
+    return {number: spread for n, (number, spread) in enumerate(curve.items()) if not (len(curve) - 1 - n) % step}
+
+
+def curve_drawing(words: str, rows: Sequence[Row], pick: Pick, what: str, colors: Mapping[str, str]) -> Drawing | None:
+    """A plot of curves, unless no row has anything to show."""
+    ends = {row.label: list(curve.values())[-1] for row in rows if (curve := row.curve(pick))}
+    if not ends:
+        return None
+    shown = [row for row in rows if row.label in ends]
+    caption = f"{what}{', ' + words if words else ''}"
+    alt = f"{caption}, in percent by round. At the end: " + "; ".join(f"{row} {end}" for row, end in ends.items())
+    return Drawing(curves(shown, pick, f"{what[0].lower()}{what[1:]}, %", colors), caption, alt)
+
+
+def over_rounds(groups: Mapping[str, Sequence[Row]]) -> Iterator[Drawing]:
+    colors = palette([row for group in groups.values() for row in group])
+    for words, group in groups.items():
+        for key in ("accuracy", "auc"):
+            if drawing := curve_drawing(words, group, test(key), f"Test {METRICS[key]}", colors):
+                yield drawing
+
+
+def alone_over_rounds(result: Result) -> Iterator[Drawing]:
+    last = (result.last or {}).get("test", {})
+    ends = ", ".join(f"{METRICS[key]} {percent(last.get(key))}" for key in ("accuracy", "auc"))
+    yield Drawing(course(result), "Accuracy and AUC", f"Accuracy and AUC in percent by round. Test at the end: {ends}")
+
+
+def course(result: Result) -> "Figure":
+    """Accuracy and AUC of a run, on test and on validation, and the round that validation chose."""
+    figure, axes = empty_plot("%")
+    for key, color in zip(("accuracy", "auc"), COLORS, strict=False):
+        for split, dashes in {"test": "-", "validation": "--"}.items():
+            found = {line["round"]: line[split][key] for line in result.rounds if split in line}
+            points = {number: 100 * value for number, value in found.items() if value is not None}
+            draw(axes, points, label=f"{split} {METRICS[key]}", color=color, linestyle=dashes)
+    if result.chosen:
+        axes.axvline(result.chosen["round"], color=GREY, linewidth=0.8, label="chosen on validation")
+    return finish_plot(figure)
+
+
+def pseudo_labels(groups: Mapping[str, Sequence[Row]]) -> Iterator[Drawing]:
+    colors = palette([row for group in groups.values() for row in group])
+    for words, group in groups.items():
+        for key in ("precision", "coverage"):
+            if drawing := curve_drawing(words, group, pseudo(key), f"Pseudo-label {key}", colors):
+                yield drawing
+
+
+# matrices
+
+
+def mean(tables: Sequence[Any]) -> "Array":
+    """Over seeds, leaving out what is unknown; all of one shape."""
+    import warnings
+
+    import numpy as np
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # where nobody knows, the mean is unknown
+        found: Array = np.nanmean(np.array(tables, dtype=float), axis=0)
+    return found
+
+
+def matrix(
+    values: "Array",
+    down: Sequence[str],
+    across: Sequence[str],
+    ylabel: str,
+    xlabel: str,
+    scale: tuple[float, float] | None = None,
+    digits: int = 0,
+) -> "Figure":
+    """Cells of colour, with their numbers where there is room; what nobody knows is left blank."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    high, wide = values.shape
+    figure = Figure(figsize=(WIDE, min(7.0, max(1.6, 0.27 * high + 1.3))), layout="constrained")
+    axes = figure.subplots()
+    lowest, highest = scale or (0.0, float(np.nanmax(values)) if np.isfinite(values).any() else 1.0)
+    cells = axes.imshow(
+        values, vmin=lowest, vmax=highest, cmap="viridis", aspect="auto", interpolation="none", resample=False
+    )
+    ticks(axes, "y", down)
+    ticks(axes, "x", across)
+    axes.set_ylabel(ylabel)
+    axes.set_xlabel(xlabel)
+    axes.spines[:].set_visible(False)
+    if wide <= MOST_NUMBERS and high <= 2 * MOST_NUMBERS:
+        for (y, x), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                bright = value > lowest + 0.6 * (highest - lowest)
+                axes.text(
+                    x,
+                    y,
+                    f"{value:.{digits}f}",
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color="#101010" if bright else "#fefefe",
+                )
+    else:
+        figure.colorbar(cells, ax=axes, pad=0.02)
+    return figure
+
+
+def ticks(axes: "Axes", side: str, names: Sequence[str]) -> None:
+    """Names beside cells: all of them, or as many as there is room for."""
+    short = [name if len(name) <= 18 else name[:17] + "…" for name in names]
+    step = -(-len(names) // (30 if side == "y" else 16))
+    turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if max(map(len, short), default=0) > 3 else {}
+    places = range(0, len(names), step)
+    texts: Any = getattr(axes, f"set_{side}ticks")
+    for tick in texts(list(places), [short[n] for n in places], **(turned if side == "x" else {})):
+        for text in (tick.label1, tick.label2):
+            text.set_parse_math(False)
+
+
+def recalls(groups: Mapping[str, Sequence[Row]]) -> Iterator[Drawing]:
+    for words, group in groups.items():
+        known = {row: tests for row in group if (tests := tested(row))}
+        if not known:
+            continue
+        values = 100 * stacked([[test["recall_per_class"] for test in tests] for tests in known.values()])
+        classes = next(iter(known)).results[0].classes
+        caption = f"Recall by class, last round, %{', ' + words if words else ''}"
+        told = "; ".join(
+            f"{row.label}: " + ", ".join(f"{name} {value:.0f}" for name, value in zip(classes, line, strict=True))
+            for row, line in zip(known, values, strict=True)
+        )
+        figure = matrix(values, [row.label for row in known], classes, "", "class", PERCENT)
+        yield Drawing(figure, caption, f"{caption}. {told}" if len(classes) <= MOST_NUMBERS else caption)
+
+
+def stacked(tables: Sequence[Sequence[Any]]) -> "Array":
+    import numpy as np
+
+    return np.array([mean(table) for table in tables])
+
+
+def tested(row: Row) -> list[Line]:
+    return [result.last["test"] for result in row.results if result.last and "test" in result.last]
+
+
+def confusion(row: Row) -> Drawing | None:
+    import numpy as np
+
+    tests = tested(row)
+    if not tests:
+        return None
+    counts = np.sum([t["confusion"] for t in tests], axis=0, dtype=float)
+    with np.errstate(invalid="ignore"):
+        shares = 100 * counts / counts.sum(1, keepdims=True)
+    classes = row.results[0].classes
+    alt = f"Confusion matrix of {row.label}: of the images of each class, the share that is said to be of another, in %"
+    return Drawing(
+        matrix(shares, classes, classes, "class", "class said", PERCENT),
+        f"{row.label}: what is said of each class, %",
+        alt,
+    )
+
+
+def by_round(row: Row, pick: Callable[[Line], Sequence[Any] | None]) -> tuple[list[str], "Array"] | None:
+    """Rounds, and a list of numbers in each as a column, in the mean over seeds."""
+    found: dict[int, list[Sequence[Any]]] = {}
+    for result in row.results:
+        for line in result.rounds:
+            if (values := pick(line)) is not None:
+                found.setdefault(line["round"], []).append(values)
+    if not found:
+        return None
+    numbers = sorted(found)
+    step = -(-len(numbers) // MOST_POINTS)
+    kept = numbers[(len(numbers) - 1) % step :: step]
+    return list(map(str, kept)), stacked([found[number] for number in kept]).T
+
+
+def pseudo_labels_by_class(row: Row) -> Iterator[Drawing]:
+    def precision(line: Line) -> Sequence[Any] | None:
+        shares: Sequence[float | None] | None = line.get("pseudo_labels", {}).get("precision_per_class")
+        return None if shares is None else [None if share is None else 100 * share for share in shares]
+
+    def coverage(line: Line) -> Sequence[Any] | None:
+        labels: Mapping[str, Any] = line.get("pseudo_labels", {})
+        used = labels.get("used_per_class", ())
+        return [100 * (labels["coverage"] or 0) * count / max(1, sum(used)) for count in used] or None
+
+    if not any(line.get("pseudo_labels", {}).get("coverage") for result in row.results for line in result.rounds):
+        return  # nobody gave any
+    told = {
+        f"{row.label}: precision of each pseudo-label, %": (precision, PERCENT),
+        f"{row.label}: unlabeled images with each pseudo-label, %": (coverage, None),
+    }
+    for caption, (pick, scale) in told.items():
+        if found := by_round(row, pick):
+            rounds, values = found
+            figure = matrix(values, row.results[0].classes, rounds, "pseudo-label", "round", scale)
+            yield Drawing(figure, caption, f"{caption}, by round")
+
+
+def thresholds(row: Row) -> Drawing | None:
+    """CBAFed's, from which a pseudo-label of each class counts."""
+    import numpy as np
+
+    if not (found := by_round(row, lambda line: line.get("thresholds"))):
+        return None
+    rounds, values = found
+    scale = float(np.nanmin(values)), float(np.nanmax(values))
+    figure = matrix(values, row.results[0].classes, rounds, "class", "round", scale, digits=2)
+    return Drawing(figure, f"{row.label}: threshold of each class", f"Threshold of each class by round, {row.label}")
+
+
+def weights(row: Row) -> Drawing | None:
+    """How much each client counts in the server's average."""
+    shares = re.compile(r"weight_(\d+)")
+    ids = {
+        int(m[1]) for result in row.results for line in result.rounds for key in line if (m := shares.fullmatch(key))
+    }
+    if not ids:
+        return None
+    clients = sorted(ids)
+    found = by_round(row, lambda line: [line.get(f"weight_{client}") for client in clients])
+    if not found:
+        return None
+    rounds, values = found
+    labeled = {c["id"] for c in row.results[0].partition.get("clients", ()) if c["labeled"]}
+    names = [f"{client} (labels)" if client in labeled else str(client) for client in clients]
+    figure = matrix(100 * values, names, rounds, "client", "round")
+    caption = f"{row.label}: weight of each client, %"
+    return Drawing(figure, caption, f"{caption}, by round; clients {sorted(labeled)} have labels")
+
+
+def relation_line(result: Result) -> Line | None:
+    """The last round's line that has FedIRM's relations of labeled and of unlabeled clients."""
+    found = [line for line in result.rounds if "relation" in line and "relation" in line.get("shown", {})]
+    return found[-1] if found else None
+
+
+def relations(result: Result) -> "Figure | None":
+    """FedIRM's relations among classes, at labeled and at unlabeled clients, and how far they differ: its Fig. 2a."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    if not (line := relation_line(result)):
+        return None
+    first, second = (np.array(rows, dtype=float) for rows in (line["relation"], line["shown"]["relation"]))
+    found = {"labeled clients": first, "unlabeled clients": second, "difference": np.abs(first - second)}
+    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+    for axes, (name, values) in zip(figure.subplots(1, 3), found.items(), strict=True):
+        image = axes.imshow(values, vmin=0, vmax=float(np.nanmax([first, second])), cmap="viridis")
+        axes.set_title(f"{name}, round {line['round']}", fontsize=10)
+        axes.set_xlabel("class said")
+        axes.set_ylabel("class")
+    figure.colorbar(image, ax=figure.axes, shrink=0.8)
+    return figure
+
+
+def relation_matrices(row: Row) -> Iterator[Drawing]:
+    import numpy as np
+
+    lines = [line for result in row.results if (line := relation_line(result))]
+    if not lines:
+        return
+    first, second = mean([line["relation"] for line in lines]), mean([line["shown"]["relation"] for line in lines])
+    classes = row.results[0].classes
+    for name, values in {
+        "at labeled clients": first,
+        "at unlabeled clients": second,
+        "absolute difference": np.abs(first - second),
+    }.items():
+        if not np.isfinite(values).any():  # no client was sure of any image
+            continue
+        scale = (0.0, float(np.nanmax([first, second])))
+        caption = f"{row.label}, round {lines[0]['round']}: {name}"
+        figure = matrix(values, classes, classes, "class", "class said", scale, digits=2)
+        yield Drawing(figure, caption, f"Relations among classes, {caption}")
+
+
+# bars
+
+
+def holdings(words: str, row: Row) -> Drawing | None:
+    """The classes of each client's images, and who has labels."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    result = row.results[0]
+    partition, classes = result.partition, result.classes
+    clients = partition.get("clients", [])
+    if not clients:
+        return None
+    shown = [(str(c["id"]), c["classes"], len(c["labeled"]), len(c["labeled"]) + len(c["unlabeled"])) for c in clients]
+    shown = shown[:MOST_CLIENTS]
+    if partition["server"]["labeled"]:
+        size = len(partition["server"]["labeled"])
+        shown.insert(0, ("server", partition["server"]["classes"], size, size))
+    figure = Figure(figsize=(WIDE, max(2.4, 0.24 * len(shown) + 1.6)), layout="constrained")
+    axes = figure.subplots()
+    colors = matplotlib.colormaps["tab10" if len(classes) <= 10 else "tab20" if len(classes) <= 20 else "turbo"]
+    rising = [0] * len(shown)
+    for number, name in enumerate(classes):
+        counts = [histogram[number] for _, histogram, _, _ in shown]
+        color = colors(number if len(classes) <= 20 else number / len(classes))
+        axes.barh(range(len(shown)), counts, left=rising, color=color, label=name if len(classes) <= 20 else None)
+        rising = [a + b for a, b in zip(rising, counts, strict=True)]
+    unknown = [total - known for (_, _, _, total), known in zip(shown, rising, strict=True)]
+    if any(unknown):
+        axes.barh(range(len(shown)), unknown, left=rising, color=GREY, label="not known")
+    names = [who if not has else f"{who} ● {'all' if has == total else has} labeled" for who, _, has, total in shown]
+    for text, (_, _, has, _) in zip(axes.set_yticks(range(len(shown)), names), shown, strict=True):
+        text.label1.set_fontweight("bold" if has else "normal")
+    axes.invert_yaxis()
+    axes.set_xlabel("images")
+    axes.set_ylabel("client")
+    axes.spines[["top", "right"]].set_visible(False)
+    left = len(clients) - MOST_CLIENTS
+    caption = f"Images of each client by class{', ' + words if words else ''}; ● has labels; seed {result.seed}"
+    caption += f"; {left} more clients not shown" if left > 0 else ""
+    told = "; ".join(f"{who}: {total} images, {has} labeled" for who, _, has, total in shown)
+    return Drawing(finish_plot(figure), caption, f"{caption}. {told}")
+
+
+def costs(groups: Mapping[str, Sequence[Row]]) -> Iterator[Drawing]:
+    for words, group in groups.items():
+        end = f", {words}" if words else ""
+        up, down, time = ([row.spent[key] for row in group] for key in ("bytes_up", "bytes_down", "seconds"))
+        sent = zip(group, up, down, strict=True)
+        told = "; ".join(f"{row.label} {megabytes(u)} up, {megabytes(d)} down" for row, u, d in sent)
+        figure = bars(group, {"up": [b / 1e6 for b in up], "down": [b / 1e6 for b in down]}, "MB")
+        yield Drawing(figure, f"Sent by clients (up) and to them (down), MB{end}", f"MB sent{end}: {told}")
+        told = "; ".join(f"{row.label} {seconds(s)}" for row, s in zip(group, time, strict=True))
+        yield Drawing(bars(group, {"": time}, "seconds"), f"Seconds of a run{end}", f"Seconds of a run{end}: {told}")
+
+
+def bars(rows: Sequence[Row], parts: Mapping[str, Sequence[float]], xlabel: str) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDE, max(2.0, 0.3 * len(rows) + 1.2)), layout="constrained")
+    axes = figure.subplots()
+    left = [0.0] * len(rows)
+    for (name, values), color in zip(parts.items(), COLORS, strict=False):
+        axes.barh(range(len(rows)), values, left=left, color=color, label=name or None)
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    ticks(axes, "y", [row.label for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel(xlabel)
+    axes.spines[["top", "right"]].set_visible(False)
+    return finish_plot(figure)
+
+
+def costs_by_round(row: Row) -> Iterator[Drawing]:
+    """Of a single run."""
+    lines, spent = row.results[0].rounds, row.spent
+    if not lines:
+        return
+    figure, axes = empty_plot("MB")
+    for (key, name), color in zip({"bytes_up": "up", "bytes_down": "down"}.items(), COLORS, strict=False):
+        draw(axes, {line["round"]: line[key] / 1e6 for line in lines}, label=name, color=color)
+    axes.set_ylim(bottom=0)
+    told = f"{megabytes(spent['bytes_up'])} up and {megabytes(spent['bytes_down'])} down in all"
+    yield Drawing(finish_plot(figure), "Sent by clients (up) and to them (down), MB", f"MB sent by round: {told}")
+    figure, axes = empty_plot("seconds")
+    draw(axes, {line["round"]: line["seconds"] for line in lines}, color=COLORS[0])
+    axes.set_ylim(bottom=0)
+    yield Drawing(finish_plot(figure), "Seconds of each round", f"Seconds by round: {seconds(spent['seconds'])} in all")

@@ -1,0 +1,56 @@
+"""The page about one run, or about many side by side: tables, plots, and what it takes to do it all again."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fewlabel import figures
+from fewlabel.experiment import dumps
+from fewlabel.report import write_page
+from fewlabel.results import Result, Row
+
+if TYPE_CHECKING:
+    from fewlabel.comparison import Comparison
+
+
+def page_of_run(result: Result, path: Path) -> Path:
+    row, table = Row(result.name, (result,)), result.table()
+    write_page(path, table.title, table.html(), figures.plots({"": [row]}), again([row]), versions([row]))
+    return path
+
+
+def page_of_many(comparison: "Comparison", path: Path) -> Path:
+    rows, settings = comparison.rows, comparison.settings
+    data = ", ".join(dict.fromkeys(row.experiment.data.name for row in rows))
+    groups = {
+        setting.words: [replace(r, label=n) for r, n in zip(setting.rows, setting.names, strict=True)]
+        for setting in settings
+    }
+    title = f"{len({row.name for row in rows})} methods on {data}"
+    tables = "".join(table.html() for table in comparison.tables())
+    write_page(path, title, tables + figures.left_out(groups), figures.plots(groups), again(rows), versions(rows))
+    return path
+
+
+def again(rows: Sequence[Row]) -> list[str]:
+    """Of each row its experiment in full, and the command that repeats its runs."""
+    return [settings(row) for row in rows]
+
+
+def settings(row: Row) -> str:
+    experiment = dumps(replace(row.experiment, seed=0))
+    seeds = ",".join(map(str, row.seeds))
+    command = f"fewlabel run experiment.toml --seed{'s' if len(row.seeds) > 1 else ''} {seeds}"
+    return (
+        f"<details><summary>{html.escape(row.label)}</summary>\n<p>Save this as experiment.toml:</p>\n"
+        f'<pre tabindex="0">{html.escape(experiment)}</pre>\n<p>and run</p>\n'
+        f'<pre tabindex="0">{html.escape(command)}</pre></details>\n'
+    )
+
+
+def versions(rows: Sequence[Row]) -> list[str]:
+    """What finished runs were made with."""
+    finished = [result.summary["versions"] for row in rows for result in row.results if result.summary]
+    return list(dict.fromkeys(", ".join(f"{key} {value}" for key, value in found.items()) for found in finished))

@@ -1,0 +1,221 @@
+"""Tables of results, and numbers as people read them: for a terminal, a page, a README, a paper.
+
+Where nothing can be bold or underlined, as through a pipe, ¹ marks the best cells and ² the second best.
+"""
+
+import html
+import io
+import re
+import shutil
+import statistics
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table as RichTable
+
+LATEX = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "\\": r"\textbackslash{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "±": r"$\pm$",
+        "–": "--",
+        "→": r"$\to$",
+    }
+)
+
+MARKS = {  # around the best, around the second
+    "html": (("<b>", "</b>"), ("<u>", "</u>")),
+    "markdown": (("**", "**"), ("<u>", "</u>")),
+    "latex": (("\\textbf{", "}"), ("\\underline{", "}")),
+    "text": (("", "¹"), ("", "²")),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Words in the first column and numbers in the others."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    best: frozenset[tuple[int, int]] = frozenset()  # (row, column) of the cells to mark
+    second: frozenset[tuple[int, int]] = frozenset()
+    headings: tuple[tuple[int, str], ...] = ()  # the row before which it stands, and its words
+
+    def rich(self, width: int, styled: bool = True) -> "Group":
+        """As wide as a terminal: columns that do not fit stand below, with the first one again."""
+        from rich.console import Group
+        from rich.text import Text
+
+        parts: list[RichTable | Text] = [Text(self.title, "bold")]
+        for block in self._blocks(width):
+            parts += [self._block(block, styled), Text()]
+        notes = [Text(note, "dim") for note in self._notes("styled" if styled else "text")]
+        return Group(*(parts if notes else parts[:-1]), *notes)
+
+    def _blocks(self, width: int) -> Iterator[list[int]]:
+        first = min(max((len(row[0]) for row in self.rows), default=0), width // 3)  # may be broken
+        block, used = list[int](), first
+        for number in range(1, len(self.columns)):
+            wide = 2 + self._width(number)
+            if block and used + wide > width:
+                yield block
+                block, used = [], first
+            block.append(number)
+            used += wide
+        yield block
+
+    def _width(self, number: int) -> int:
+        """Of a column of numbers, which are not broken, and whose heading is broken between words."""
+        marked = {column for _, column in self.best | self.second}
+        cells = [len(row[number]) + (number in marked) for row in self.rows]
+        return max(cells + [len(word) for word in re.split(r"\s+|(?<=-)", self.columns[number])])
+
+    def _block(self, numbers: list[int], styled: bool) -> "RichTable":
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+        table.add_column(Text(self.columns[0]), overflow="fold")
+        for number in numbers:  # rich would break numbers before headings, so headings are broken here
+            head = textwrap.fill(self.columns[number], self._width(number))
+            table.add_column(Text(head), justify="right", no_wrap=True, min_width=self._width(number))
+        headings = dict(self.headings)
+        for r, row in enumerate(self.rows):
+            if r in headings:
+                table.add_section()
+                table.add_row(Text(headings[r], "italic"))
+            if styled:
+                table.add_row(Text(row[0]), *(Text().append(row[c], self._style(r, c)) for c in numbers))
+            else:
+                table.add_row(Text(row[0]), *(Text(self._marked(r, c, row[c], "text")) for c in numbers))
+        return table
+
+    def _notes(self, form: str) -> list[str]:
+        best, second = ("¹", "²") if form == "text" else ("Bold", "underlined")
+        legend = f"{best} is the best of a setting, {second} the second; floor and ceiling are not candidates."
+        return [*self.notes, *([legend] if self.second else [])]
+
+    def _marked(self, r: int, c: int, cell: str, form: str) -> str:
+        best, second = MARKS[form]
+        begin, end = best if (r, c) in self.best else second if (r, c) in self.second else ("", "")
+        return f"{begin}{cell}{end}"
+
+    def _style(self, r: int, c: int) -> str:
+        return "bold" if (r, c) in self.best else "underline" if (r, c) in self.second else ""
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        width = shutil.get_terminal_size((80, 24)).columns
+        # Asked outright: a notebook is where rich would show the table instead of writing it into the file.
+        console = Console(file=io.StringIO(), width=width, color_system=None, force_jupyter=False)
+        console.print(self.rich(width, styled=False))
+        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+
+    def html(self) -> str:
+        head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in self.columns)
+        headings, body = dict(self.headings), ""
+        for r, row in enumerate(self.rows):
+            if r in headings:
+                words = html.escape(headings[r])
+                body += f'<tr><th scope="rowgroup" colspan="{len(self.columns)}"><i>{words}</i></th></tr>\n'
+            cells = [self._marked(r, c, html.escape(cell), "html") for c, cell in enumerate(row)]
+            numbers = "".join(f"<td>{cell}</td>" for cell in cells[1:])
+            body += f'<tr><th scope="row">{cells[0]}</th>{numbers}</tr>\n'
+        notes = "".join(f"<p><small>{html.escape(note)}</small></p>\n" for note in self._notes("html"))
+        top = f"<caption>{html.escape(self.title)}</caption>\n<thead><tr>{head}</tr></thead>"
+        scrolled = f'<div class="wide" role="region" tabindex="0" aria-label="{html.escape(self.title)}">\n'
+        return f"{scrolled}<table>\n{top}\n<tbody>\n{body}</tbody></table>\n</div>\n{notes}"
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def markdown(self) -> str:
+        def line(cells: Iterable[str]) -> str:
+            return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+        headings, rows = dict(self.headings), []
+        for r, row in enumerate(self.rows):
+            if r in headings:
+                rows.append(line([f"*{headings[r]}*", *[""] * (len(row) - 1)]))
+            rows.append(line(self._marked(r, c, cell, "markdown") for c, cell in enumerate(row)))
+        ruler = line(["---", *["---:"] * (len(self.columns) - 1)])
+        table = "\n".join([line(self.columns), ruler, *rows])
+        return "\n\n".join([f"**{self.title}**", table, *self._notes("markdown")]) + "\n"
+
+    def latex(self) -> str:
+        """A floating table; its lines are those of the package booktabs."""
+
+        def line(cells: Iterable[str]) -> str:
+            return " & ".join(cells) + r" \\"
+
+        headings, rows = dict(self.headings), []
+        for r, row in enumerate(self.rows):
+            if r in headings:
+                rows += [r"\midrule"] if r else []
+                rows.append(rf"\multicolumn{{{len(row)}}}{{l}}{{\emph{{{headings[r].translate(LATEX)}}}}} \\")
+            rows.append(line(self._marked(r, c, cell.translate(LATEX), "latex") for c, cell in enumerate(row)))
+        head = line(column.translate(LATEX) for column in self.columns)
+        notes = [note.translate(LATEX) for note in self._notes("latex")]
+        small = [r"\par\smallskip\footnotesize\raggedright", *notes] if notes else []
+        return "\n".join(
+            [
+                r"\begin{table}  % \usepackage{booktabs}",
+                r"\centering",
+                rf"\caption{{{self.title.translate(LATEX)}}}",
+                rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}",
+                r"\toprule",
+                head,
+                r"\midrule",
+                *rows,
+                r"\bottomrule",
+                r"\end{tabular}",
+                *small,
+                r"\end{table}",
+                "",
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over seeds."""
+
+    mean: float
+    std: float | None  # of the sample; none of a single seed
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Self | None:
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+
+    def __str__(self) -> str:
+        if self.std is None:
+            return percent(self.mean)
+        spread = 100 * self.std
+        return f"{percent(self.mean)} ± {spread:.0f}" if spread >= 9.95 else f"{percent(self.mean)} ± {spread:.1f}"
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"
+
+
+def megabytes(count: float) -> str:
+    return f"{count / 1e6:,.0f}" if count >= 99.95e6 else f"{count / 1e6:.3g}"
+
+
+def seconds(count: float) -> str:
+    return f"{count:,.0f}" if count >= 99.95 else f"{count:.1f}"

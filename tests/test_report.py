@@ -1,0 +1,247 @@
+"""The report in a real browser: everything is drawn, in light and in dark, on a desk and on a telephone, and alone.
+
+What the page holds is measured by a few lines of script added to a copy of it; the page itself has none.
+"""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fewlabel.cli import main
+from fewlabel.comparison import Comparison
+from fewlabel.experiment import Experiment, dumps, read
+from fewlabel.figures import MOST_POINTS, left_out, plots
+from fewlabel.results import METRICS, Result, Row
+from fewlabel.runs import execute, prepare
+from tests.conftest import SMALL
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+browsed = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+METHODS = {
+    "rscfed": {"Pseudo-labels", "Weights in the average"},
+    "isofed": {"Pseudo-labels", "Weights in the average"},
+    "cbafed": {"Thresholds"},
+    "fedirm": {"Relations among classes"},
+}
+ALWAYS = {"Over the rounds", "Recall by class", "Confusion", "Who holds what", "Costs"}
+PROBE = """<script>addEventListener("load", () => {
+const box = e => e.getBoundingClientRect(), all = (e, s) => [...e.querySelectorAll(s)]
+const style = getComputedStyle(document.body)
+parent.document.title = JSON.stringify({
+  width: innerWidth, page: document.documentElement.scrollWidth, ink: style.color, paper: style.backgroundColor,
+  plots: all(document, "svg").map(svg => ({
+    name: svg.getAttribute("aria-label"), width: box(svg).width, height: box(svg).height,
+    marks: all(svg, "path, image").filter(e => box(e).width > 1 && box(e).height + box(e).width > 20).length,
+    smallest: Math.min(...all(svg, "text").map(e => box(e).height)),
+    outside: all(svg, "text").filter(e => box(e).left < box(svg).left - 2 || box(e).right > box(svg).right + 2
+      || box(e).top < box(svg).top - 2 || box(e).bottom > box(svg).bottom + 2).map(e => e.textContent),
+    broken: all(svg, "use, image").map(e => e.getAttribute("href")).filter(h => h.startsWith("#")
+      && !document.getElementById(h.slice(1))).length})),
+  fetched: performance.getEntriesByType("resource").map(e => e.name)})})</script>"""
+FRAME = """<!doctype html><title></title>
+<iframe style="border: 0" width="WIDTH" height="900" srcdoc="PAGE"></iframe>"""
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Result]]:
+    """Three rounds of each method, of one with two seeds."""
+    root, found = tmp_path_factory.mktemp("runs"), dict[str, list[Result]]()
+    for method in METHODS:
+        quick = ["method.warmup_epochs=2"] if method == "cbafed" else []
+        for seed in (0, 1) if method == "cbafed" else (0,):
+            changes = [*SMALL, f"method.name={method}", "rounds=3", "evaluate.every=1", f"seed={seed}", *quick]
+            directory = prepare(read({}, changes), root / f"{method}-{seed}")
+            execute(directory, workers=1)
+            found.setdefault(method, []).append(Result(directory))
+    return found
+
+
+@pytest.fixture(scope="module")
+def pages(real: dict[str, list[Result]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("pages")
+    every = [result for results in real.values() for result in results]
+    alone = {method: results[0].report(root / f"{method}.html") for method, results in real.items()}
+    return alone | {"all": Comparison(every).report(root / "all.html")}
+
+
+@dataclass(frozen=True)
+class Seen:
+    page: dict[str, Any]
+    said: list[str]  # on the console
+
+
+@pytest.fixture(scope="module")
+def look(pages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Seen]:
+    profile = tmp_path_factory.mktemp("chromium")
+
+    def look(path: Path, width: int = 1100, dark: bool = False) -> Seen:
+        frame = path.with_suffix(f".{width}.frame.html")
+        page = html.escape(path.read_text().replace("</body>", f"{PROBE}</body>"))
+        frame.write_text(FRAME.replace("WIDTH", str(width)).replace("PAGE", page))
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        options += [
+            "--enable-logging=stderr",
+            f"--user-data-dir={profile}",
+            "--no-first-run",
+            "--disable-dev-shm-usage",
+        ]
+        options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", frame.as_uri()]
+        assert CHROMIUM is not None
+        out, told = frame.with_suffix(".out"), frame.with_suffix(".err")
+        with out.open("w") as stdout, told.open("w") as stderr:  # files: its children could keep a pipe open
+            subprocess.run([CHROMIUM, *options], stdout=stdout, stderr=stderr, timeout=60, check=True)
+        title = re.search(r"<title>(.*?)</title>", out.read_text(), re.DOTALL)
+        assert title, told.read_text()
+        return Seen(
+            json.loads(html.unescape(title[1])), [line for line in told.read_text().splitlines() if "CONSOLE" in line]
+        )
+
+    return look
+
+
+def headings(path: Path) -> set[str]:
+    return set(re.findall(r"<h2>(.*?)</h2>", path.read_text()))
+
+
+def test_each_method_shows_what_it_logs(pages: dict[str, Path]) -> None:
+    special = set().union(*METHODS.values())
+    for method, own in METHODS.items():
+        assert headings(pages[method]) & (special | ALWAYS) - {"Pseudo-labels"} == ALWAYS | own - {"Pseudo-labels"}
+    assert headings(pages["all"]) >= ALWAYS | special
+
+
+@browsed
+@pytest.mark.parametrize("name", [*METHODS, "all"])
+def test_every_plot_is_drawn_and_nothing_is_fetched_or_complained_of(
+    pages: dict[str, Path], look: Callable[..., Seen], name: str
+) -> None:
+    seen = look(pages[name])
+    assert seen.said == []
+    assert seen.page["fetched"] == []
+    assert len(seen.page["plots"]) == pages[name].read_text().count("<figure>") >= 6
+    for plot in seen.page["plots"]:
+        assert plot["name"]
+        assert min(plot["width"], plot["height"]) > 150, plot
+        assert plot["marks"] > 0, plot
+        assert plot["outside"] == [], plot
+        assert plot["broken"] == 0, plot
+    assert pages[name].stat().st_size < 3e6
+
+
+@browsed
+def test_a_telephone_shows_it_without_scrolling_sideways_and_large_enough(
+    pages: dict[str, Path], look: Callable[..., Seen]
+) -> None:
+    seen = look(pages["all"], width=390).page
+    assert seen["width"] == 390
+    assert seen["page"] <= 390
+    assert all(300 < plot["width"] <= 390 and plot["smallest"] > 8 for plot in seen["plots"])
+
+
+@browsed
+def test_dark_is_light_ink_on_dark_paper_and_light_the_other_way_round(
+    pages: dict[str, Path], look: Callable[..., Seen]
+) -> None:
+    def brightness(color: str) -> int:
+        return sum(map(int, re.findall(r"\d+", color)[:3]))
+
+    light, dark = (look(pages["rscfed"], dark=dark).page for dark in (False, True))
+    assert brightness(light["paper"]) > 700 > 100 > brightness(light["ink"])
+    assert brightness(dark["ink"]) > 600 > 100 > brightness(dark["paper"])
+
+
+def test_a_page_that_was_lost_is_written_again(
+    real: dict[str, list[Result]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As by Ctrl-C after the last round; or elsewhere, or for runs side by side, as one likes."""
+    run = shutil.copytree(real["fedirm"][0].directory, tmp_path / "runs" / "one")
+    assert not (run / "report.html").exists()
+    assert main(["run", "--resume", str(run)]) == 0
+    assert capsys.readouterr().out.endswith(f"{run}/report.html\n")
+    for directory in (run, tmp_path / "runs"):
+        assert main(["show", str(directory), "--report", str(tmp_path / "page.html")]) == 0
+        assert capsys.readouterr().out.endswith(f"{tmp_path}/page.html\n")
+        assert {"Confusion", "Relations among classes"} <= headings(tmp_path / "page.html")
+
+
+# what is drawn
+
+
+def test_the_weights_of_clients_add_up(real: dict[str, list[Result]]) -> None:
+    """RSCFed's in all groups together to 1; IsoFed's to 1 among unlabeled and to 1 among labeled clients."""
+    for method, total in {"rscfed": 1.0, "isofed": 2.0}.items():
+        for line in real[method][0].rounds:
+            shares = [value for key, value in line.items() if key.startswith("weight_")]
+            assert sum(shares) == pytest.approx(total)
+
+
+def test_matrices_are_the_runs_numbers_in_the_mean_over_seeds(real: dict[str, list[Result]]) -> None:
+    row = Row("cbafed", tuple(real["cbafed"]))
+    drawn = plots({"": [row]})
+    [bounds] = drawn["Thresholds"]
+    shown = bounds.figure.axes[0].images[0].get_array()
+    lines = [[line for line in result.rounds if "thresholds" in line] for result in real["cbafed"]]
+    assert shown.shape == (10, len(lines[0]))
+    assert shown[4, -1] == pytest.approx(sum(each[-1]["thresholds"][4] for each in lines) / 2)
+    [recall] = drawn["Recall by class"]
+    said = [result.last["test"]["recall_per_class"][3] for result in real["cbafed"] if result.last]
+    assert recall.figure.axes[0].images[0].get_array()[0, 3] == pytest.approx(50 * sum(said))
+    assert f"3 {50 * sum(said):.0f}" in recall.alt
+    [confusion] = drawn["Confusion"]
+    shares = confusion.figure.axes[0].images[0].get_array()
+    assert shares.sum(1).tolist() == pytest.approx([100.0] * 10)
+
+
+def test_bars_are_as_long_as_clients_have_images_and_labeled_ones_are_marked(real: dict[str, list[Result]]) -> None:
+    result = real["rscfed"][0]
+    [drawing] = plots({"": [Row("rscfed", (result,))]})["Who holds what"]
+    axes = drawing.figure.axes[0]
+    long = [0.0] * 5
+    for bars in axes.containers:
+        for number, bar in enumerate(bars):
+            long[number] += bar.get_width()
+    clients = result.partition["clients"]
+    assert long == [len(client["labeled"]) + len(client["unlabeled"]) for client in clients]
+    marked = ["●" in text.get_text() for text in axes.get_yticklabels()]
+    assert marked == [bool(client["labeled"]) for client in clients]
+
+
+def test_a_page_says_what_it_does_not_plot(real: dict[str, list[Result]]) -> None:
+    rows = [Row(str(n), (Result(real["fedirm"][0].directory),)) for n in range(11)]
+    assert left_out({"": rows[:10]}) == ""
+    assert "by class and client of the first 10 of 11 rows" in left_out({"": rows})
+    assert "of the first 6 of 7 settings" in left_out({str(n): rows[:1] for n in range(7)})
+
+
+def test_long_runs_keep_the_page_small(tmp_path: Path) -> None:
+    """Four rows of 600 rounds and two seeds, a hundred clients."""
+    results = []
+    for number in range(8):
+        experiment = replace(Experiment(rounds=600, seed=number % 2), name=f"row {number // 2}")
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        (directory / "experiment.toml").write_text(dumps(experiment))
+        clients = [{"id": n, "labeled": [n], "unlabeled": [], "classes": [1] + [0] * 9} for n in range(100)]
+        everyone = {"classes": list("abcdefghij"), "clients": clients, "server": {"labeled": [], "classes": []}}
+        (directory / "partition.json").write_text(json.dumps(everyone))
+        each = {"recall_per_class": [0.5] * 10, "confusion": [[1] * 10] * 10}
+        pseudo = {"coverage": 0.5, "precision": 0.5, "precision_per_class": [0.5] * 10, "used_per_class": [7] * 10}
+        with (directory / "rounds.jsonl").open("w") as file:
+            for at in range(1, 601):
+                test = dict.fromkeys(METRICS, (at * 7919 + number) % 1000 / 1000) | each
+                line = {"round": at, "seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "test": test}
+                file.write(json.dumps(line | {"pseudo_labels": pseudo, "weight_3": 0.5}) + "\n")
+        results.append(Result(directory))
+    page = Comparison(results).report(tmp_path / "page.html")
+    assert page.stat().st_size < 1e6
+    curve = Comparison(results).plot().axes[0].lines[0].get_xdata()
+    assert len(curve) <= MOST_POINTS
+    assert curve[-1] == 600

@@ -1,0 +1,272 @@
+"""Tables as a terminal, a README, a paper and a program have them; what is best in them, and what is chance."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fewlabel.cli import main
+from fewlabel.comparison import Comparison, holm, paired
+from fewlabel.experiment import Clients, Experiment, Labels, dumps
+from fewlabel.results import METRICS, Result
+from fewlabel.tables import Table, megabytes, seconds
+
+Made = Callable[..., Result]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    """Lays out a run of one round whose metrics all have one value, below tmp_path/runs."""
+
+    def make(experiment: Experiment, value: float | None, **more: Any) -> Result:
+        directory = tmp_path / "runs" / f"{len(list((tmp_path / 'runs').glob('*'))):03d}"
+        directory.mkdir(parents=True)
+        line: dict[str, Any] = {"round": 1, "seconds": 2.0, "bytes_up": 10**6, "bytes_down": 10**6, **more}
+        line |= {"model_bytes": 2 * 10**6, "asked": 1, "replies": 1}
+        if value is not None:
+            line["test"] = dict.fromkeys(METRICS, value) | {"recall_per_class": [value] * 2}
+        (directory / "experiment.toml").write_text(dumps(experiment))
+        (directory / "partition.json").write_text(json.dumps({"classes": ["a", "b"]}))
+        (directory / "rounds.jsonl").write_text(json.dumps(line) + "\n")
+        (directory / "summary.json").write_text(json.dumps({"versions": {"fewlabel": "0.1.0"}}))
+        return Result(directory)
+
+    return make
+
+
+def of(name: str, **more: Any) -> Experiment:
+    return Experiment(method=name, rounds=1, **more)
+
+
+def over_seeds(made: Made, name: str, values: list[float], **more: Any) -> list[Result]:
+    return [made(replace(of(name, **more), seed=seed), value) for seed, value in enumerate(values)]
+
+
+def column(comparison: Comparison, heading: str) -> dict[str, str]:
+    table = comparison.table()
+    number = table.columns.index(heading)
+    return {row[0]: row[number] for row in table.rows}
+
+
+# what is marked
+
+
+def test_the_best_and_the_second_between_floor_and_ceiling_are_marked_where_there_is_a_choice(made: Made) -> None:
+    values = {"labels-only": 0.9, "fedavg": 0.5, "fedprox": 0.6, "rscfed": 0.4, "all-labels": 0.95}
+    results = [made(of(name), value) for name, value in values.items()]
+    table = Comparison(results).table()
+    at = [table.columns.index(words) for words in ("accuracy", "balanced acc.", "AUC")]
+    assert table.best == {(2, number) for number in at}
+    assert table.second == {(1, number) for number in at}
+    assert (table.html().count("<b>60.0</b>"), table.html().count("<u>50.0</u>")) == (3, 3)
+    assert ("**60.0**" in table.markdown(), "<u>50.0</u>" in table.markdown()) == (True, True)
+    assert (r"\textbf{60.0}" in table.latex(), r"\underline{50.0}" in table.latex()) == (True, True)
+    assert ("60.0¹" in str(table), "50.0²" in str(table)) == (True, True)
+    assert "¹ is the best of a setting, ² the second" in str(table)
+    assert not Comparison([results[0], results[1], results[4]]).table().best
+
+
+def test_two_that_are_best_leave_no_second(made: Made) -> None:
+    table = Comparison(
+        [made(of(name), v) for name, v in {"fedavg": 0.5, "fedprox": 0.5, "rscfed": 0.4}.items()]
+    ).table()
+    assert {row for row, _ in table.best} == {0, 1}
+    assert not table.second
+
+
+def test_bold_is_compared_within_a_setting_and_methods_by_settings_come_first(made: Made) -> None:
+    shares = {0.1: {"labels-only": 0.2, "fedavg": 0.5, "fedprox": 0.3}, 0.8: {"fedavg": 0.6, "fedprox": 0.9}}
+    results = [
+        made(of(name, clients=Clients(alpha=alpha)), value)
+        for alpha, values in shares.items()
+        for name, value in values.items()
+    ]
+    comparison = Comparison(results)
+    first, table = comparison.tables()
+    assert first.columns == ("method", "alpha=0.1", "alpha=0.8")
+    assert first.rows == (("labels-only", "20.0", "–"), ("fedavg", "50.0", "60.0"), ("fedprox", "30.0", "90.0"))
+    assert (first.best, first.second) == ({(1, 1), (2, 2)}, {(2, 1), (1, 2)})
+    assert table.headings == ((0, "alpha=0.1"), (3, "alpha=0.8"))
+    assert [row[0] for row in table.rows] == ["labels-only", "fedavg", "fedprox", "fedavg", "fedprox"]
+    assert {(1, 1), (4, 1)} <= table.best
+    assert [row["setting"] for row in comparison.to_json()] == ["alpha=0.1"] * 3 + ["alpha=0.8"] * 2
+    for text in (str(comparison), table.markdown(), table.html(), table.latex()):
+        assert text.count("alpha=0.1") == text.count("alpha=0.8") >= 1
+
+
+def test_a_ceiling_is_that_of_all_settings_that_differ_in_their_labels_alone(made: Made) -> None:
+    few, many = Labels(at="every-client", fraction=0.1), Labels(at="every-client", fraction=0.5)
+    ceiling = made(of("all-labels", labels=few), 0.9)
+    assert of("all-labels", labels=few) == of("all-labels", labels=many)
+    comparison = Comparison([made(of("fedavg", labels=few), 0.5), made(of("fedavg", labels=many), 0.6), ceiling])
+    assert [[row.name for row in setting.rows] for setting in comparison.settings] == [["fedavg", "all-labels"]] * 2
+    assert len(comparison.rows) == 3
+
+
+# what is computed
+
+
+def test_the_gap_closed_is_the_share_of_the_way_from_floor_to_ceiling(made: Made) -> None:
+    """From 0.5 to 0.9, 0.6 is a quarter of the way and 0.4 a quarter back."""
+    values = {"labels-only": 0.5, "fedavg": 0.6, "fedprox": 0.4, "all-labels": 0.9}
+    comparison = Comparison([made(of(name), value) for name, value in values.items()])
+    told = column(comparison, "gap closed, %")
+    assert told == {"labels-only": "–", "fedavg": "25", "fedprox": "-25", "all-labels": "–"}
+    values |= {"all-labels": 0.505}
+    narrow = Comparison([made(of(name), value) for name, value in values.items()])
+    assert "gap closed, %" not in narrow.table().columns  # a gap of half a point is no measure
+
+
+def test_a_paired_t_test_by_hand() -> None:
+    """Differences 1, 2, 3, 4, 5: mean 3, standard deviation sqrt(2.5), t = 3 / sqrt(2.5 / 5) = sqrt(18) = 4.2426.
+
+    With 4 degrees of freedom, the tails beyond t and -t are 1 - s (3 - s^2) / 2, s being t / sqrt(t^2 + 4).
+    """
+    s = (18 / 22) ** 0.5
+    one, other = {n: n + 1.0 for n in range(5)}, dict.fromkeys(range(5), 0.0)
+    assert paired(one, other) == pytest.approx(1 - s * (3 - s**2) / 2)
+    assert paired({**one, 9: 7.0}, other) == paired(one, other)  # of seeds that both have
+    assert paired({n: n for n in range(4)}, other) is None
+    assert paired(other, other) == 1.0
+
+
+def test_holm_corrects_for_the_number_of_tests() -> None:
+    """Three tests: 0.01 * 3, 0.02 * 2, and 0.03 * 1, which may not be below the one before it."""
+    a, b, c = (object() for _ in range(3))
+    found = holm({c: 0.03, a: 0.01, b: 0.02})  # type: ignore[dict-item]
+    assert [found[key] for key in (a, b, c)] == pytest.approx([0.03, 0.04, 0.04])  # type: ignore[index]
+    assert list(holm({a: 0.7, b: 0.8}).values()) == [1.0, 1.0]  # type: ignore[dict-item]
+
+
+def test_differences_are_tested_from_five_seeds_on(made: Made) -> None:
+    floor, good = [0.50, 0.51, 0.52, 0.53, 0.54], [0.70, 0.72, 0.71, 0.73, 0.75]
+    same = [0.55, 0.46, 0.56, 0.49, 0.53]
+    for count, tested in ((4, False), (5, True)):
+        results = over_seeds(made, "labels-only", floor[:count]) + over_seeds(made, "fedavg", same[:count])
+        comparison = Comparison(results + over_seeds(made, "fedprox", good[:count]))
+        assert ("p, to floor" in comparison.table().columns) is tested
+        assert ("Too few seeds" in str(comparison)) is not tested
+        assert ("paired t-test" in str(comparison)) is tested
+    rows = {row["name"]: row for row in comparison.to_json()}
+    assert column(comparison, "p, to floor")["fedprox"] == "<0.001"
+    assert rows["fedavg"]["p_to_floor"] > 0.5
+    assert rows["fedavg"]["p_to_best"] == paired(dict(enumerate(same)), dict(enumerate(good)))  # one test: as it is
+    assert rows["fedprox"]["p_to_best"] is rows["labels-only"]["p_to_floor"] is None
+
+
+def test_rows_without_a_shared_model_show_their_clients_own(made: Made) -> None:
+    shared = made(of("fedavg"), 0.5, local_accuracy=0.4)
+    assert "clients' own models: accuracy" not in Comparison([shared]).table().columns
+    comparison = Comparison([shared, made(of("local-sl"), None, local_accuracy=0.3)])
+    assert column(comparison, "clients' own models: accuracy") == {"fedavg": "40.0", "local-sl": "30.0"}
+    assert column(comparison, "accuracy") == {"fedavg": "50.0", "local-sl": "–"}
+
+
+def test_pseudo_labels_have_columns_where_there_are_some(made: Made) -> None:
+    plain, said = made(of("fedavg"), 0.5), {"precision": 0.75, "coverage": 0.5}
+    assert not [words for words in Comparison([plain]).table().columns if "pseudo" in words]
+    comparison = Comparison([plain, made(of("rscfed"), 0.5, pseudo_labels=said)])
+    assert column(comparison, "pseudo-labels: precision") == {"fedavg": "–", "rscfed": "75.0"}
+    assert column(comparison, "pseudo-labels: coverage") == {"fedavg": "–", "rscfed": "50.0"}
+
+
+# how it is written
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_fits_the_terminal_with_its_words_and_numbers_unbroken(
+    made: Made, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    results = []
+    for name in ("labels-only", "fedavg", "a-rather-long-name-of-a-method", "all-labels"):
+        experiment = replace(of(name if "long" not in name else "rscfed"), name=name)
+        for seed, value in enumerate((0.1, 0.5, 0.9, 0.1, 0.9)):
+            more = {"pseudo_labels": {"precision": value, "coverage": value}, "bytes_up": 10**9}
+            results.append(made(replace(experiment, seed=seed), value, **more))
+    text = str(Comparison(results))
+    assert max(map(len, text.splitlines())) <= width
+    assert "\x1b" not in text
+    assert text.count("50.0 ± 40") == 4 * 5  # accuracy, balanced accuracy, AUC, precision and coverage
+    words = {"accuracy", "balanced", "precision", "coverage", "thousands", "FedAvg)", "sec."}
+    assert words <= set(text.split())
+    assert text.count("labels-only") == text.count("all-labels") == text.count("fedavg") >= 2
+
+
+def test_a_column_that_does_not_fit_stands_below_with_the_names_again() -> None:
+    table = Table("t", ("name", "a" * 30, "b" * 30, "c" * 30), (("x", "1", "2", "3"),))
+    text = str(table)
+    assert text.index("a" * 30) < text.index("b" * 30) < text.index("c" * 30)
+    assert [line.split() for line in text.splitlines() if line.startswith("x")] == [["x", "1", "2"], ["x", "3"]]
+
+
+def test_numbers_are_short() -> None:
+    assert [megabytes(n) for n in (0, 1.234e6, 99.94e6, 99.96e6, 1.2345e9)] == ["0", "1.23", "99.9", "100", "1,234"]
+    assert [seconds(n) for n in (0.04, 99.94, 99.96, 3600)] == ["0.0", "99.9", "100", "3,600"]
+
+
+def test_markdown_keeps_its_columns_apart() -> None:
+    table = Table("t", ("a", "b"), (("x|y", "1"),), ("A note.",), headings=((0, "s"),))
+    assert table.markdown() == "**t**\n\n| a | b |\n| --- | ---: |\n| *s* |  |\n| x\\|y | 1 |\n\nA note.\n"
+
+
+def test_latex_has_the_lines_of_booktabs_and_escapes_what_it_would_take_for_commands() -> None:
+    rows = (("a_b & 5%", "60.0 ± 1.0"), ("$x^2$ {~} \\cmd #", "–"))
+    table = Table("50% of <x>", ("name", "b"), rows, ("A_note.",), frozenset({(0, 1)}), headings=((0, "s"), (1, "t")))
+    assert table.latex().splitlines() == [
+        r"\begin{table}  % \usepackage{booktabs}",
+        r"\centering",
+        r"\caption{50\% of \textless{}x\textgreater{}}",
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"name & b \\",
+        r"\midrule",
+        r"\multicolumn{2}{l}{\emph{s}} \\",
+        r"a\_b \& 5\% & \textbf{60.0 $\pm$ 1.0} \\",
+        r"\midrule",
+        r"\multicolumn{2}{l}{\emph{t}} \\",
+        r"\$x\textasciicircum{}2\$ \{\textasciitilde{}\} \textbackslash{}cmd \# & -- \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\par\smallskip\footnotesize\raggedright",
+        r"A\_note.",
+        r"\end{table}",
+    ]
+
+
+def test_brackets_in_names_are_no_markup() -> None:
+    assert "[red]x[/red]" in str(Table("[bold]", ("",), (("[red]x[/red]",),)))
+
+
+def test_a_csv_has_a_line_for_each_row_with_all_its_digits(made: Made) -> None:
+    results = [*over_seeds(made, "fedavg", [0.5, 0.6]), made(of("local-sl"), None, local_accuracy=1 / 3)]
+    one, other = csv.DictReader(io.StringIO(Comparison(results).csv()))
+    assert (one["name"], one["seeds"], float(one["last_accuracy_mean"])) == ("fedavg", "0 1", 0.55)
+    assert float(one["last_accuracy_std"]) == pytest.approx(0.1 / 2**0.5)
+    assert (float(other["local_accuracy_mean"]), other["last_accuracy_mean"]) == (1 / 3, "")
+
+
+@pytest.mark.parametrize("below", ["", "000"])
+def test_show_writes_each_form_and_nothing_else(
+    made: Made, below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(of("fedavg"), 0.5)
+    made(of("fedprox"), 0.6)
+
+    def show(form: str) -> str:
+        assert main(["show", str(tmp_path / "runs" / below), "--format", form]) == 0
+        return capsys.readouterr().out
+
+    assert "50.0" in show("text")
+    assert show("markdown").startswith("**")
+    assert "| --- | ---: |" in show("markdown")
+    assert show("latex").startswith(r"\begin{table}")
+    assert show("latex").endswith("\\end{table}\n")
+    lines = list(csv.DictReader(io.StringIO(show("csv"))))
+    assert [line["last_auc_mean"] for line in lines] == (["0.5"] if below else ["0.5", "0.6"])
+    json.loads(show("json"))
