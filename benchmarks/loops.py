@@ -65,7 +65,7 @@ def limit(turn: Turn, cores: int) -> None:
 
 
 def loop(work: Work, part: torch.Tensor, seed: int, pipe: Any) -> None:
-    """Each round begins anew: momentum that nothing feeds would decay to numbers that are slow to calculate with."""
+    """Each round begins anew, as a client's does."""
     model, images = work.network(), work.holding(part, torch.Generator().manual_seed(seed))
     first = tree.of(model)
 

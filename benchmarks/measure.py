@@ -35,7 +35,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 RIVALS = ROOT / ".venv-bench" / "bin" / "python"  # `make bench` makes it
-REPEATS, WARM_UP = 9, 2
+REPEATS, WARM_UP, SITTINGS = 9, 2, 3
 SLACK = 0.05  # a target counts as met if the interval's near end misses it by less
 PACKAGES = ("torch", "numpy", "flwr", "ray", "pfl")
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -158,38 +158,49 @@ def playing(contestant: Contestant) -> Iterator[Player]:
 
 
 def race(
-    contestants: Sequence[Contestant], repeats: int = REPEATS, warm_up: int = WARM_UP, rounds: int = 1, seed: int = 0
+    contestants: Sequence[Contestant],
+    repeats: int = REPEATS,
+    warm_up: int = WARM_UP,
+    rounds: int = 1,
+    seed: int = 0,
+    sittings: int = SITTINGS,
 ) -> dict[str, Any]:
     """Every contestant plays `rounds` rounds in each repeat, in an order that is drawn anew each time.
 
-    Seconds are those of one round. `idle` is the share of a core that a contestant uses while others play, and
-    `others` that of programs that are none of ours: unless it is near zero, measure again.
+    Each sitting begins with new processes: one may be faster than its twin by a tenth, for all of its life. Seconds are
+    those of one round. `idle` is the share of a core that a contestant uses while others play, and `others` that of
+    programs that are none of ours: unless it is near zero, measure again.
     """
     order = random.Random(seed)
     wall: dict[str, list[float]] = {c.name: [] for c in contestants}
     cpu: dict[str, list[float]] = {c.name: [] for c in contestants}
-    with ExitStack() as stack:
-        players = [stack.enter_context(playing(contestant)) for contestant in contestants]
-        ready = {player.name: player.ready for player in players}
-        for player in players:
-            for _ in range(max(1, warm_up) * rounds):
-                player.round()
-        before, began, machine_before = {p.name: p.cpu() for p in players}, time.perf_counter(), busy()
-        for _ in range(repeats):
-            for player in order.sample(players, len(players)):
-                used = player.cpu()
-                wall[player.name].append(sum(player.round() for _ in range(rounds)) / rounds)
-                cpu[player.name].append((player.cpu() - used) / rounds)
-        lasted, after, machine_after = time.perf_counter() - began, {p.name: p.cpu() for p in players}, busy()
-    played = {name: rounds * sum(times) for name, times in cpu.items()}
-    waiting = {n: (after[n] - before[n] - played[n]) / max(1e-9, lasted - rounds * sum(wall[n])) for n in wall}
-    foreign = machine_after - machine_before - sum(after.values()) + sum(before.values())
+    used = dict.fromkeys(wall, 0.0)
+    lasted = foreign = 0.0
+    for sitting in range(sittings):
+        with ExitStack() as stack:
+            players = [stack.enter_context(playing(contestant)) for contestant in contestants]
+            ready = {player.name: player.ready for player in players}
+            for player in players:
+                for _ in range(max(1, warm_up) * rounds):
+                    player.round()
+            before, began, machine_before = {p.name: p.cpu() for p in players}, time.perf_counter(), busy()
+            for _ in range(repeats // sittings + (sitting < repeats % sittings)):
+                for player in order.sample(players, len(players)):
+                    then = player.cpu()
+                    wall[player.name].append(sum(player.round() for _ in range(rounds)) / rounds)
+                    cpu[player.name].append((player.cpu() - then) / rounds)
+            spent = {player.name: player.cpu() - before[player.name] for player in players}
+            lasted += time.perf_counter() - began
+            foreign += busy() - machine_before - sum(spent.values())
+            used = {name: seconds + spent[name] for name, seconds in used.items()}
+    waiting = {n: (used[n] - rounds * sum(cpu[n])) / max(1e-9, lasted - rounds * sum(wall[n])) for n in wall}
     return {
         "seconds": {name: float(np.median(times)) for name, times in wall.items()},
         "cpu_seconds": {name: float(np.median(times)) for name, times in cpu.items()},
         "each": wall,
         "idle": waiting,
         "others": foreign / lasted,
+        "sittings": sittings,
         "repeats": repeats,
         "rounds_per_repeat": rounds,
         "versions": {name: told["versions"] for name, told in ready.items()},

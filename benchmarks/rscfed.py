@@ -127,8 +127,7 @@ def loop(fed: Any, core: int, plain: bool, pipe: Any) -> None:
 
     while True:
         number = pipe.recv()
-        # Each round begins anew: momentum that nothing feeds decays to numbers that are slow to calculate with.
-        for network in (student, teacher):
+        for network in (student, teacher):  # each round begins anew, as a client's does
             network.load_state_dict(first)
         optimizer = SGD(weights, local)
         fed.round = number

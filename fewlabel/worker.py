@@ -198,7 +198,8 @@ class Worker:
         self.device = device.of(world.experiment.device, number)
         self.world, self.method = world.on(self.device), world.experiment.method
         self.model = world.network(Rng("scratch")).to(self.device)
-        self.modules = tuple((module, module.training) for module in self.model.modules())
+        # By their dictionaries, as a module looks long at each attribute that is set.
+        self.modules = tuple((vars(module), module.training) for module in self.model.modules())
         self.parameters = tuple((parameter, parameter.requires_grad) for parameter in self.model.parameters())
         self.states = ClientStates(directory / "clients")
 
@@ -213,7 +214,7 @@ class Worker:
 
     def do(self, job: Job, message: bytes, statistics: bytes | None) -> Outcome:
         for module, training in self.modules:  # as the network was built, whatever the last task made of it
-            module.training = training
+            module["training"] = training
         for parameter, trained in self.parameters:
             parameter.grad = None
             if parameter.requires_grad is not trained:  # to look is faster than to set

@@ -50,7 +50,8 @@ def experiment(method, setting: Setting, buffers: str = "global") -> Experiment:
     if hasattr(method, "warmup_epochs"):
         method = replace(method, warmup_epochs=2, threshold=0.0, skip=2)
     if hasattr(method, "helpers") or getattr(method, "unlabeled", "none") != "none":  # sure of much, rates that fall
-        method = replace(method, confidence=0.2, patience=1, local=replace(method.local, lr=0.03))
+        patience = 1 if getattr(method, "sharing", True) else None
+        method = replace(method, confidence=0.2, patience=patience, local=replace(method.local, lr=0.03))
     if hasattr(method, "helpers_every"):
         method = replace(method, helpers_every=2)
     if hasattr(method, "uncertainty"):

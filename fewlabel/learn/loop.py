@@ -8,6 +8,7 @@ from typing import Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fewlabel import tree
 from fewlabel.data.sets import Labeled, Unlabeled, cut
 from fewlabel.strict import Count, NonNegative, Positive, Share
 from fewlabel.tree import Tree
@@ -109,7 +110,7 @@ def _used(optimizer: Optimizer) -> tuple[list[Tensor], list[Tensor], list[list[T
 def optimizer(model: nn.Module, local: Local, labels: bool = True, memory: Tree | None = None) -> Optimizer:
     """The optimizer of a site with or without labels; with what `memory_of` kept of an earlier one, if given."""
     kind = SGD if local.optimizer == "sgd" else Adam
-    made = kind(model.parameters(), local, local.lr if labels else local.lr_unlabeled)
+    made = kind(dict.fromkeys(tree.state(model).values()), local, local.lr if labels else local.lr_unlabeled)
     slots = memory_of(made)
     for name, value in (memory or {}).items():
         slots[name].copy_(value)
