@@ -10,7 +10,6 @@ docs/PROTOCOL.md says why it is done so. Settings are chosen by validation alone
 
 import csv
 import json
-import re
 import statistics
 import sys
 import time
@@ -24,25 +23,22 @@ from typing import Any
 
 import tomli_w
 
-from fewlabel.cli import interruptible
+from experiments.render import COMPARED, DOCS, METRICS, render
 from fewlabel.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.experiment import Experiment, load, overlay
-from fewlabel.report import COLORS, GREY, draw, empty_plot, finish_plot
 from fewlabel.reproduce import PaperRow, read_table, wanted
-from fewlabel.results import CEILING, FLOOR, Result
+from fewlabel.results import Result
+from fewlabel.run_cli import interruptible
 from fewlabel.runs import Interrupted, prepare
 from fewlabel.sweep import run_all
-from fewlabel.tables import Spread, Table
+from fewlabel.tables import Spread
 
 TABLES = Path(__file__).parent / "results"
-DOCS = Path(__file__).parents[1] / "docs"
 RUNS = Path("runs/results")
-MUST = ("a-pneumonia", "b-fashion", "c-ham")
-EVERY = (*MUST, "e-clients", "f-parts")  # the last two have the settings that were chosen for (b)
+EVERY = (*COMPARED, "e-clients", "f-parts")  # the last two have the settings that were chosen for (b)
 FIRST = ("a-pneumonia/l1u3-g08", "b-fashion/l1u9", "c-ham/l1u9")  # cells to run before all others
 SEEDS = (0, 1, 2)
 ALIKE = 0.01  # by how much the mean validation accuracy of a converged run's last two quarters may differ
-METRICS = {"balanced_accuracy": "balanced acc.", "accuracy": "accuracy", "f1": "macro-F1", "auc": "AUC"}
 TOLD_APART = {"isic2018": "MEL"}  # the class whose recall has a column
 
 
@@ -91,7 +87,7 @@ def possible(row: PaperRow, seeds: Sequence[int]) -> tuple[Experiment, ...]:
         return ()
 
 
-def run(tables: Sequence[str] = MUST) -> None:
+def run(tables: Sequence[str] = COMPARED) -> None:
     """Tunes what is to be tuned, then runs everything, first cells first."""
     tuned = [table for table in tables if (TABLES / f"tuning-{table[0]}.toml").exists()]
     with interruptible("do the same again") as stop:
@@ -258,135 +254,9 @@ def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(lines)
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def render() -> None:
-    """Fills RESULTS.md between its marks, `<!-- NAME -->` and `<!-- end -->`, from docs/results/ alone."""
-    page = DOCS / "RESULTS.md"
-
-    def filled(mark: re.Match[str]) -> str:
-        return f"<!-- {mark[1]} -->\n{section(mark[1])}\n<!-- end -->"
-
-    page.write_text(re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", filled, page.read_text(), flags=re.DOTALL))
-
-
-def section(name: str) -> str:
-    path = DOCS / "results" / f"{name}.csv"
-    if not path.exists():
-        return "Not run yet."
-    if name.startswith("tuning-"):
-        return tuning_table(read_csv(path)).markdown()
-    return "\n".join(cells(name, read_csv(path), json.loads(path.with_suffix(".json").read_text())))
-
-
-def tuning_table(lines: Sequence[Mapping[str, str]]) -> Table:
-    rows = tuple((one["row"], one["settings"], shown(one["validation_balanced_accuracy"])) for one in lines)
-    best = frozenset((n, 2) for n, one in enumerate(lines) if one["chosen"] == "True")
-    return Table("Tuned on validation", ("row", "settings", "balanced acc. on validation"), rows, best=best)
-
-
-def shown(value: str) -> str:
-    return f"{100 * float(value):.1f}" if value else "–"
-
-
-def cells(name: str, lines: Sequence[Mapping[str, str]], drawn: Mapping[str, Any]) -> Iterator[str]:
-    """A table and a plot for each cell."""
-    by_cell: dict[str, dict[str, list[Mapping[str, str]]]] = {}
-    for line in lines:
-        by_cell.setdefault(line["cell"], {}).setdefault(line["row"], []).append(line)
-    if len(by_cell) > 2:
-        yield overview(by_cell).markdown()
-    for cell, rows in by_cell.items():
-        yield cell_table(name, cell, rows).markdown()
-        plot(drawn[cell], DOCS / "results" / f"{name}-{cell}.png")
-        yield f"![Balanced accuracy on test by images trained on](results/{name}-{cell}.png)\n"
-
-
-def spread(lines: Iterable[Mapping[str, str]], key: str) -> Spread | None:
-    return Spread.of(float(line[key]) if line[key] else None for line in lines)
-
-
-def mean(lines: Sequence[Mapping[str, str]], *keys: str) -> float:
-    return statistics.fmean(sum(float(line[key]) for key in keys) for line in lines)
-
-
-def overview(by_cell: Mapping[str, Mapping[str, Sequence[Mapping[str, str]]]]) -> Table:
-    rows = dict.fromkeys(row for cell in by_cell.values() for row in cell)
-    lines = [
-        (row, *(str(spread(cell.get(row, ()), "last_balanced_accuracy") or "–") for cell in by_cell.values()))
-        for row in rows
-    ]
-    return Table("Balanced accuracy on test, last round, in percent", ("row", *by_cell), tuple(lines))
-
-
-def cell_table(name: str, cell: str, rows: Mapping[str, Sequence[Mapping[str, str]]]) -> Table:
-    apart = any(line["last_recall_apart"] for lines in rows.values() for line in lines)
-    metrics = METRICS | ({"recall_apart": "recall of melanoma"} if apart else {})
-    columns = ["row", "rounds", *metrics.values(), "chosen round: balanced acc.", "accuracy", "gap closed, %"]
-    columns += ["pseudo-labels: precision, first and last", "coverage", "images, thousands", "MB", "of FedAvg, %", "s"]
-    table = []
-    for row, lines in rows.items():
-        short = "" if all(line["converged"] == "True" for line in lines) else " (short)"
-        told = [str(spread(lines, f"last_{key}") or "–") for key in metrics]
-        told += [str(spread(lines, f"chosen_{key}") or "–") for key in ("balanced_accuracy", "accuracy")]
-        said = [pair(lines, f"pseudo_label_{key}") for key in ("precision", "coverage")]
-        costs = [f"{mean(lines, 'images_labeled', 'images_unlabeled') / 1e3:,.0f}"]
-        costs += [f"{mean(lines, 'bytes_up', 'bytes_down') / 1e6:,.0f}", f"{100 * mean(lines, 'bytes_of_fedavg'):.0f}"]
-        costs.append(f"{mean(lines, 'seconds'):,.0f}")
-        table.append((row, rounds(lines) + short, *told, closed(rows, row), *said, *costs))
-    seeds = sorted({line["seed"] for lines in rows.values() for line in lines})
-    notes = [f"Test set, in percent: mean ± standard deviation of seeds {', '.join(seeds)}; costs are means."]
-    few = [f"{row} {len(lines)}" for row, lines in rows.items() if len(lines) < len(seeds)]
-    notes += [f"Not every row has every seed yet: {', '.join(few)}."] if few else []
-    notes += [f"Not within 10 % of equal work: {', '.join(far)}."] if (far := unequal(rows)) else []
-    return Table(f"{name}, {cell}", tuple(columns), tuple(table), tuple(notes))
-
-
-def rounds(lines: Sequence[Mapping[str, str]]) -> str:
-    numbers = sorted({int(line["rounds"]) for line in lines})
-    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-
-
-def unequal(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
-    """Rows that trained on more or fewer images than the floor, by more than a tenth."""
-    images = {row: mean(lines, "images_labeled", "images_unlabeled") for row, lines in rows.items()}
-    return [row for row, count in images.items() if FLOOR in images and abs(count / images[FLOOR] - 1) > 0.1]
-
-
-def pair(lines: Sequence[Mapping[str, str]], key: str) -> str:
-    first, last = spread(lines, f"{key}_first"), spread(lines, key)
-    return f"{100 * first.mean:.0f} → {100 * last.mean:.0f}" if first and last else "–"
-
-
-def closed(rows: Mapping[str, Sequence[Mapping[str, str]]], row: str) -> str:
-    """How much of the gap between floor and ceiling a row closes, by the means of balanced accuracy."""
-    found = {name: spread(rows.get(name, ()), "last_balanced_accuracy") for name in (FLOOR, row, CEILING)}
-    floor, own, ceiling = found[FLOOR], found[row], found[CEILING]
-    if row in (FLOOR, CEILING) or not (floor and own and ceiling) or ceiling.mean - floor.mean < 0.01:
-        return "–"
-    return f"{100 * (own.mean - floor.mean) / (ceiling.mean - floor.mean):.0f}"
-
-
-def plot(rows: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
-    figure, axes = empty_plot("balanced accuracy on test, %")
-    axes.set_xlabel("images trained on, thousands")
-    colors: dict[str, str] = {}
-    for row, curve in rows.items():
-        family = row.partition("-")[0] if row not in (FLOOR, CEILING, "fed-consist") else row
-        bound = row in (FLOOR, CEILING)
-        color = GREY if bound else colors.setdefault(family, COLORS[len(colors) % len(COLORS)])
-        style = ":" if row == FLOOR else "--" if bound or row != family else "-"
-        known = {round(x / 1e3): 100 * y for x, y in zip(curve["images"], curve["balanced_accuracy"], strict=True)}
-        draw(axes, known, label=row, color=color, linestyle=style)
-    finish_plot(figure, path)
-
-
 def main(command: str = "", *tables: str) -> None:
     if command == "run" and set(tables) <= set(EVERY):
-        run(tables or MUST)
+        run(tables or COMPARED)
     elif command in ("collect", "render") and not tables:
         collect() if command == "collect" else render()
     else:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import study
+from experiments import render, study
 from fewlabel.reproduce import read_table, wanted
 
 TABLE = """
@@ -63,6 +63,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name, value in {"TABLES": tmp_path, "DOCS": tmp_path, "SEEDS": (0, 1), "FIRST": ("t-tiny/l2",)}.items():
         monkeypatch.setattr(study, name, value)
+    monkeypatch.setattr(render, "DOCS", tmp_path)
     (tmp_path / "t-tiny.toml").write_text(TABLE)
     (tmp_path / "tuning-t.toml").write_text(TUNING)
     (tmp_path / "RESULTS.md").write_text(PAGE)
@@ -103,14 +104,14 @@ def test_a_study_from_its_table_to_its_page(tiny: Path, capsys: pytest.CaptureFi
             assert images == pytest.approx(4_000, abs=600)  # half a round
     assert {line["pseudo_label_precision"] == "" for line in found if line["row"] != "cbafed"} == {True}
     # The page: what is outside of the marks stays.
-    study.render()
+    render.render()
     page = (tiny / "RESULTS.md").read_text()
     assert page.startswith("# Page\n<!-- t-tiny -->\n**t-tiny, l1**")
     assert "between" in page
     assert "old" not in page
     assert page.endswith("<!-- t-other -->\nNot run yet.\n<!-- end -->\n")
     assert (tiny / "results" / "t-tiny-l1.png").stat().st_size > 1000
-    study.render()
+    render.render()
     assert (tiny / "RESULTS.md").read_text() == page
     # Done again, nothing is left to do.
     study.run(["t-tiny"])
@@ -152,10 +153,45 @@ def cell(**means: list[float]) -> dict[str, list[dict[str, str]]]:
 
 def test_the_gap_closed_is_by_means_over_seeds():
     rows = cell(**{"labels-only": [0.5, 0.7], "all-labels": [0.8, 0.8], "rscfed": [0.75, 0.55], "isofed": [0.5, 0.5]})
-    assert study.closed(rows, "rscfed") == "25"  # (0.65 - 0.6) / (0.8 - 0.6)
-    assert study.closed(rows, "isofed") == "-50"
-    assert study.closed(rows, "labels-only") == "–"
-    assert study.closed(cell(**{"labels-only": [0.8], "all-labels": [0.8], "rscfed": [0.9]}), "rscfed") == "–"
+    assert render.closed(rows, "rscfed") == "25"  # (0.65 - 0.6) / (0.8 - 0.6)
+    assert render.closed(rows, "isofed") == "-50"
+    assert render.closed(rows, "labels-only") == "–"
+    assert render.closed(cell(**{"labels-only": [0.8], "all-labels": [0.8], "rscfed": [0.9]}), "rscfed") == "–"
+
+
+def test_what_becomes_of_each_row_over_all_cells(tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(render, "COMPARED", ("t-one",))
+    monkeypatch.setattr(render, "CLASSES", {"t": 2})
+    scores = {
+        ("l1", "labels-only"): (0.6, 0.7),
+        ("l1", "rscfed"): (0.65, 0.71),  # 5 and 1 points above
+        ("l1", "isofed"): (0.52, 0.5),  # 8 and 20 below, and guessing
+        ("l1", "all-labels"): (0.8, 0.9),
+        ("l2", "labels-only"): (0.7, 0.7),
+        ("l2", "rscfed"): (0.72, 0.66),  # 2 above, 4 below
+        ("l2", "isofed"): (0.75, 0.79),  # 5 and 9 above
+        ("l2", "all-labels"): (0.9, 0.9),
+    }
+    empty = dict.fromkeys(("pseudo_label_precision", "pseudo_label_coverage"), "")
+    empty |= {f"{key}_first": "" for key in empty}
+    found = [
+        {"cell": cell, "row": row, "seed": seed, "last_balanced_accuracy": value, **empty}
+        for (cell, row), values in scores.items()
+        for seed, value in enumerate(values)
+    ]
+    study.write_csv(tiny / "results" / "t-one.csv", found)
+    cells = list(render.situations())
+    assert render.overall(cells).rows == (
+        ("all-labels", "+20.0", "2 of 2", "0 of 2", "0 of 4", "–", "–"),
+        ("rscfed", "+1.0", "1 of 2", "0 of 2", "0 of 4", "–", "–"),  # (3 - 1) / 2
+        ("isofed", "-3.5", "1 of 2", "1 of 2", "2 of 4", "–", "–"),  # (-14 + 7) / 2
+    )
+    one, two = render.which(cells).rows
+    assert one[0] == "t-one l1"
+    assert one[1].startswith("rscfed 68.0")
+    assert one[-2:] == ("15", "2 of 2")  # 3 of 20 points
+    assert two[1].startswith("isofed 77.0")
+    assert two[-2:] == ("35", "2 of 2")
 
 
 class Curve:
@@ -170,7 +206,7 @@ def test_a_run_has_converged_if_its_last_quarters_are_alike():
     assert not study.converged(Curve(0.9, 0.9, 0.9))  # too few to tell
 
 
-@pytest.mark.parametrize("table", study.MUST)
+@pytest.mark.parametrize("table", study.COMPARED)
 def test_every_row_of_a_table_is_tuned_by_as_many_configurations(table: str):
     content = study.tomllib.loads((study.TABLES / f"tuning-{table[0]}.toml").read_text())
     rows = [row for row in read_table(study.TABLES / f"{table}.toml").rows if row.name.startswith(content["cell"])]

@@ -1,0 +1,206 @@
+"""The pages of the results: what `docs/results/` holds, as the tables and plots of docs/RESULTS.md."""
+
+import csv
+import json
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fewlabel.report import COLORS, GREY, draw, empty_plot, finish_plot
+from fewlabel.results import CEILING, FLOOR
+from fewlabel.tables import Spread, Table
+
+DOCS = Path(__file__).parents[1] / "docs"
+COMPARED = ("a-pneumonia", "b-fashion", "c-ham")
+CLASSES = {"a": 2, "b": 10, "c": 7}  # of the tables' data
+GUESSING = 0.03  # a model this near to the balanced accuracy of one class for all images says nothing
+METRICS = {"balanced_accuracy": "balanced acc.", "accuracy": "accuracy", "f1": "macro-F1", "auc": "AUC"}
+
+Rows = Mapping[str, Sequence[Mapping[str, str]]]  # the lines of a cell's runs, by row
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def render() -> None:
+    """Fills RESULTS.md between its marks, `<!-- NAME -->` and `<!-- end -->`, from docs/results/ alone."""
+    page = DOCS / "RESULTS.md"
+
+    def filled(mark: re.Match[str]) -> str:
+        return f"<!-- {mark[1]} -->\n{section(mark[1])}\n<!-- end -->"
+
+    page.write_text(re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", filled, page.read_text(), flags=re.DOTALL))
+
+
+def section(name: str) -> str:
+    if name in ("overall", "which"):
+        found = list(situations())
+        return (overall(found) if name == "overall" else which(found)).markdown() if found else "Not run yet."
+    path = DOCS / "results" / f"{name}.csv"
+    if not path.exists():
+        return "Not run yet."
+    if name.startswith("tuning-"):
+        return tuning_table(read_csv(path)).markdown()
+    return "\n".join(cells(name, read_csv(path), json.loads(path.with_suffix(".json").read_text())))
+
+
+def tuning_table(lines: Sequence[Mapping[str, str]]) -> Table:
+    rows = tuple((one["row"], one["settings"], shown(one["validation_balanced_accuracy"])) for one in lines)
+    best = frozenset((n, 2) for n, one in enumerate(lines) if one["chosen"] == "True")
+    return Table("Tuned on validation", ("row", "settings", "balanced acc. on validation"), rows, best=best)
+
+
+def shown(value: str) -> str:
+    return f"{100 * float(value):.1f}" if value else "–"
+
+
+def cells(name: str, lines: Sequence[Mapping[str, str]], drawn: Mapping[str, Any]) -> Iterator[str]:
+    """A table and a plot for each cell."""
+    by_cell: dict[str, dict[str, list[Mapping[str, str]]]] = {}
+    for line in lines:
+        by_cell.setdefault(line["cell"], {}).setdefault(line["row"], []).append(line)
+    if len(by_cell) > 2:
+        yield overview(by_cell).markdown()
+    for cell, rows in by_cell.items():
+        yield cell_table(name, cell, rows).markdown()
+        plot(drawn[cell], DOCS / "results" / f"{name}-{cell}.png")
+        yield f"![Balanced accuracy on test by images trained on](results/{name}-{cell}.png)\n"
+
+
+def spread(lines: Iterable[Mapping[str, str]], key: str) -> Spread | None:
+    return Spread.of(float(line[key]) if line[key] else None for line in lines)
+
+
+def mean(lines: Sequence[Mapping[str, str]], *keys: str) -> float:
+    return statistics.fmean(sum(float(line[key]) for key in keys) for line in lines)
+
+
+def overview(by_cell: Mapping[str, Rows]) -> Table:
+    rows = dict.fromkeys(row for cell in by_cell.values() for row in cell)
+    lines = [
+        (row, *(str(spread(cell.get(row, ()), "last_balanced_accuracy") or "–") for cell in by_cell.values()))
+        for row in rows
+    ]
+    return Table("Balanced accuracy on test, last round, in percent", ("row", *by_cell), tuple(lines))
+
+
+def cell_table(name: str, cell: str, rows: Rows) -> Table:
+    apart = any(line["last_recall_apart"] for lines in rows.values() for line in lines)
+    metrics = METRICS | ({"recall_apart": "recall of melanoma"} if apart else {})
+    columns = ["row", "rounds", *metrics.values(), "chosen round: balanced acc.", "accuracy", "gap closed, %"]
+    columns += ["pseudo-labels: precision, first and last", "coverage", "images, thousands", "MB", "of FedAvg, %", "s"]
+    table = []
+    for row, lines in rows.items():
+        short = "" if all(line["converged"] == "True" for line in lines) else " (short)"
+        told = [str(spread(lines, f"last_{key}") or "–") for key in metrics]
+        told += [str(spread(lines, f"chosen_{key}") or "–") for key in ("balanced_accuracy", "accuracy")]
+        said = [pair(lines, f"pseudo_label_{key}") for key in ("precision", "coverage")]
+        costs = [f"{mean(lines, 'images_labeled', 'images_unlabeled') / 1e3:,.0f}"]
+        costs += [f"{mean(lines, 'bytes_up', 'bytes_down') / 1e6:,.0f}", f"{100 * mean(lines, 'bytes_of_fedavg'):.0f}"]
+        costs.append(f"{mean(lines, 'seconds'):,.0f}")
+        table.append((row, rounds(lines) + short, *told, closed(rows, row), *said, *costs))
+    seeds = sorted({line["seed"] for lines in rows.values() for line in lines})
+    notes = [f"Test set, in percent: mean ± standard deviation of seeds {', '.join(seeds)}; costs are means."]
+    few = [f"{row} {len(lines)}" for row, lines in rows.items() if len(lines) < len(seeds)]
+    notes += [f"Not every row has every seed yet: {', '.join(few)}."] if few else []
+    notes += [f"Not within 10 % of equal work: {', '.join(far)}."] if (far := unequal(rows)) else []
+    return Table(f"{name}, {cell}", tuple(columns), tuple(table), tuple(notes))
+
+
+def situations() -> Iterator[tuple[str, Rows]]:
+    """The cells of the tables that are compared, with a floor and a ceiling: their lines by row."""
+    for table in COMPARED:
+        path = DOCS / "results" / f"{table}.csv"
+        cells: dict[str, dict[str, list[Mapping[str, str]]]] = {}
+        for line in read_csv(path) if path.exists() else ():
+            cells.setdefault(line["cell"], {}).setdefault(line["row"], []).append(line)
+        yield from ((f"{table} {cell}", rows) for cell, rows in cells.items() if {FLOOR, CEILING} <= set(rows))
+
+
+def gains(rows: Rows, row: str) -> list[float]:
+    """By how many points of balanced accuracy a row is above the floor, seed by seed."""
+    floor = {line["seed"]: float(line["last_balanced_accuracy"]) for line in rows[FLOOR]}
+    pairs = [(float(line["last_balanced_accuracy"]), floor.get(line["seed"])) for line in rows.get(row, ())]
+    return [100 * (own - below) for own, below in pairs if below is not None]
+
+
+def overall(found: Sequence[tuple[str, Rows]]) -> Table:
+    """What becomes of each row over all cells."""
+    names = dict.fromkeys(row for _, rows in found for row in rows if row != FLOOR)
+    lines = []
+    for name in names:
+        by_cell = [gain for _, rows in found if (gain := gains(rows, name))]
+        runs = [(table, line) for table, rows in found for line in rows.get(name, ())]
+        guesses = sum(float(one["last_balanced_accuracy"]) < 1 / CLASSES[table[0]] + GUESSING for table, one in runs)
+        told = (
+            f"{statistics.fmean(statistics.fmean(gain) for gain in by_cell):+.1f}",
+            f"{sum(min(gain) > 0 for gain in by_cell)} of {len(by_cell)}",
+            f"{sum(max(gain) < 0 for gain in by_cell)} of {len(by_cell)}",
+            f"{guesses} of {len(runs)}",
+            pair([line for _, line in runs], "pseudo_label_precision"),
+            pair([line for _, line in runs], "pseudo_label_coverage"),
+        )
+        lines.append((name, *told))
+    lines.sort(key=lambda line: -float(line[1]))
+    columns = ("row", "points above the floor", "cells above it in every seed", "below it in every seed")
+    columns += ("runs that ended guessing", "pseudo-labels: precision, first and last, %", "coverage, %")
+    note = f"Balanced accuracy on test, last round. Guessing: within {100 * GUESSING:.0f} points of one class for all."
+    return Table("All cells of (a), (b), (c)", columns, tuple(lines), (note,))
+
+
+def which(found: Sequence[tuple[str, Rows]]) -> Table:
+    """The best row of each cell, and whether it is better than labels alone in every seed."""
+    lines = []
+    for situation, rows in found:
+        scores = {row: spread(lines, "last_balanced_accuracy") for row, lines in rows.items()}
+        known = {row: one for row, one in scores.items() if one}
+        best, second, *_ = sorted((row for row in known if row not in (FLOOR, CEILING)), key=lambda r: -known[r].mean)
+        gain = gains(rows, best)
+        better = f"{sum(one > 0 for one in gain)} of {len(gain)}"
+        told = (f"{best} {known[best]}", f"{second} {known[second]}", str(known[FLOOR]), str(known[CEILING]))
+        lines.append((situation, *told, closed(rows, best), better))
+    columns = ("situation", "best", "second", FLOOR, CEILING, "gap closed by the best, %", "seeds above the floor")
+    return Table("The best in each cell, by balanced accuracy on test in the last round", columns, tuple(lines))
+
+
+def rounds(lines: Sequence[Mapping[str, str]]) -> str:
+    numbers = sorted({int(line["rounds"]) for line in lines})
+    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def unequal(rows: Rows) -> list[str]:
+    """Rows that trained on more or fewer images than the floor, by more than a tenth."""
+    images = {row: mean(lines, "images_labeled", "images_unlabeled") for row, lines in rows.items()}
+    return [row for row, count in images.items() if FLOOR in images and abs(count / images[FLOOR] - 1) > 0.1]
+
+
+def pair(lines: Sequence[Mapping[str, str]], key: str) -> str:
+    first, last = spread(lines, f"{key}_first"), spread(lines, key)
+    return f"{100 * first.mean:.0f} → {100 * last.mean:.0f}" if first and last else "–"
+
+
+def closed(rows: Rows, row: str) -> str:
+    """How much of the gap between floor and ceiling a row closes, by the means of balanced accuracy."""
+    found = {name: spread(rows.get(name, ()), "last_balanced_accuracy") for name in (FLOOR, row, CEILING)}
+    floor, own, ceiling = found[FLOOR], found[row], found[CEILING]
+    if row in (FLOOR, CEILING) or not (floor and own and ceiling) or ceiling.mean - floor.mean < 0.01:
+        return "–"
+    return f"{100 * (own.mean - floor.mean) / (ceiling.mean - floor.mean):.0f}"
+
+
+def plot(rows: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
+    figure, axes = empty_plot("balanced accuracy on test, %")
+    axes.set_xlabel("images trained on, thousands")
+    colors: dict[str, str] = {}
+    for row, curve in rows.items():
+        family = row.partition("-")[0] if row not in (FLOOR, CEILING, "fed-consist") else row
+        bound = row in (FLOOR, CEILING)
+        color = GREY if bound else colors.setdefault(family, COLORS[len(colors) % len(COLORS)])
+        style = ":" if row == FLOOR else "--" if bound or row != family else "-"
+        known = {round(x / 1e3): 100 * y for x, y in zip(curve["images"], curve["balanced_accuracy"], strict=True)}
+        draw(axes, known, label=row, color=color, linestyle=style)
+    finish_plot(figure, path)
