@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint bench clean results results-run
+.PHONY: demo test test-all lint bench clean results results-run docs
 
 demo: .venv/installed
 	$(BIN)/fewlabel compare experiments/demo.toml --methods fedprox --out runs/demo
@@ -12,6 +12,9 @@ test: .venv/installed-dev
 
 test-all: .venv/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+docs: .venv/installed-docs  # the manual, in docs/_build/html
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 
 results: .venv/installed  # the tables of docs/RESULTS.md, from docs/results/
 	$(BIN)/python -m experiments.study render
@@ -31,6 +34,10 @@ lint: .venv/installed-dev
 	$(PYTHON) -c 'import sys; sys.exit("FewLabel needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/installed-docs: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 .venv/installed-dev: .venv/installed

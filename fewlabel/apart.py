@@ -1,7 +1,12 @@
 """A federation whose data lie apart: what a site makes of its own, what a server knows of sites, what they exchange.
 
 Nothing here knows how messages travel. A site runs the tasks of methods that it has itself, on data that it names
-itself; of what a server sends it trusts nothing that is not checked here.
+itself; of what a server sends it trusts nothing that is not checked here. All that comes and leaves goes into its log
+(`audit`), and what cannot be written there does not leave.
+
+Beside a method's tasks it answers four orders of the framework's own: `info`, an `Introduction`; `pixels`, sums for the
+mean and std of all sites; `statistics`, BatchNorm's; and `evaluate`, counts over images that it keeps to test on: those
+in `test/` beside `train/` in a folder, of split `test` in a table, or `test_images` in an npz.
 """
 
 import json
@@ -18,21 +23,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from fewlabel import checkpoint, strict, wire
+from fewlabel import audit, checkpoint, evaluate, strict, wire
 from fewlabel.data import datasets
 from fewlabel.data.own import guess
 from fewlabel.data.partition import Partition, Share, nothing
 from fewlabel.data.sets import Images
-from fewlabel.data.sites import TERMS, Terms
-from fewlabel.errors import BadInput, FewLabelError, StorageError
-from fewlabel.experiment import Experiment, dumps, read
+from fewlabel.data.sites import TERMS, Pixels, Terms
+from fewlabel.errors import BadInput, FewLabelError, RunFailed, StorageError
+from fewlabel.experiment import ROWS, Experiment, dumps, read, read_method
 from fewlabel.federation import ClientInfo, tasks
 from fewlabel.rng import preserved
 from fewlabel.runs import refuse_used, versions
 from fewlabel.strict import Count, Natural, Positive
-from fewlabel.worker import Job, Worker, World
+from fewlabel.worker import Job, Outcome, Worker, World
 
 MAX_ORDER = 1 << 20
+FRAMEWORK = {"pixels": "", "statistics": "", "evaluate": "test"}  # tasks that are no method's, and of what
 SERVERS = ("server", "validation", "test")  # what of the data may lie at the server
 
 
@@ -43,7 +49,7 @@ class Order:
     run: str
     experiment: str  # as TOML
     terms: Terms
-    kind: str  # info, client, statistics
+    kind: str  # info, pixels, client, statistics, evaluate
     client: int = -1
     task: str = ""
     round: int = 0
@@ -57,6 +63,7 @@ class Introduction:
 
     info: ClientInfo
     versions: dict[str, str]
+    test: int = 0  # images of its own to test on; 0 where they are too few to tell of
 
 
 class Refused(FewLabelError):
@@ -75,33 +82,68 @@ class Place:
     state: str  # directory for what methods keep between rounds
     kind: str = ""  # folder, csv, npz or dicom; by default what the path looks like
     modules: str = ""  # with methods or networks of one's own that this site trusts, separated by commas
+    methods: str = ""  # that it has consented to, separated by commas; by default all that it knows
 
 
 def reply(config: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
     """A site's reply to the parts of a message: an upload, nothing, or why there is none; it never raises."""
     try:
+        place = strict.read(Place, config)
+        given = [part for name in ("order", "message", "statistics") if isinstance(part := parts.get(name), bytes)]
+        about = subject(given[0] if given else b"")
+        audit.note(Path(place.state), "in", given, *about)
+        made = attempt(place, parts)
+        left = [part if isinstance(part, bytes) else part.encode() for part in made.values()]
+        audit.note(Path(place.state), "out", left, *about)
+        return made
+    except Exception as error:
+        return failed(error)
+
+
+def subject(order: bytes) -> tuple[str, int, str]:
+    """The run, the round and the task of an order, for the log, whether or not it is carried out."""
+    try:
+        wanted = wire.unpack(Order, order, max_bytes=MAX_ORDER)
+    except wire.WireError:
+        return "", 0, "unreadable"
+    return wanted.run, wanted.round, wanted.task if wanted.kind == "client" else wanted.kind
+
+
+def attempt(place: Place, parts: Mapping[str, Any]) -> dict[str, Any]:
+    try:
         order, message, statistics = parts.get("order"), parts.get("message"), parts.get("statistics")
         if not isinstance(order, bytes) or not isinstance(message, bytes) or not isinstance(statistics, bytes | None):
             raise Refused("the message lacks an order, or is not bytes")
-        upload = answer(strict.read(Place, config), order, message, statistics)
+        upload = answer(place, order, message, statistics)
     except Refused as error:
         return {"refused": str(error)}
-    except Exception as error:  # what it says may show data or paths of the site, so it stays in the site's own log
-        if isinstance(error, FewLabelError):
-            print(f"fewlabel: {error}", file=sys.stderr, flush=True)
-        else:
-            traceback.print_exc(file=sys.stderr)
-        return {"failed": f"{type(error).__name__}, about which the site's own log says more"}
+    except Exception as error:
+        return failed(error)
     return {} if upload is None else {"upload": upload}
+
+
+def failed(error: Exception) -> dict[str, Any]:
+    """What is told of an error: what it says may show data or paths of the site, so that stays in its own log."""
+    if isinstance(error, FewLabelError):
+        print(f"fewlabel: {error}", file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(error, file=sys.stderr)
+    return {"failed": f"{type(error).__name__}, about which the site's own log says more"}
 
 
 def answer(place: Place, order: bytes, message: bytes, statistics: bytes | None) -> bytes | None:
     """Carries out an order at a site: the bytes that leave it, or None where a task has nothing to send."""
     wanted, experiment = understood(place, order)
     world = site_world(place, experiment, wanted.terms)
+    test = testable(world)
     if wanted.kind == "info":
         share = world.partition.shares[place.client]
-        return wire.pack(Introduction(ClientInfo(place.client, len(share.labeled), len(share.unlabeled)), versions()))
+        info = ClientInfo(place.client, len(share.labeled), len(share.unlabeled))
+        return wire.pack(Introduction(info, versions(), test))
+    if wanted.kind == "pixels":
+        return wire.pack(Pixels.of(world.dataset.splits["train"].images.pixels.numpy()))
+    if wanted.kind == "evaluate" and not test:
+        raise Refused(f"this site has fewer than {evaluate.MINIMUM} images to test on")
     directory = Path(place.state) / wanted.run
     directory.mkdir(parents=True, exist_ok=True)
     job = Job(str(directory), wanted.kind, wanted.task, place.client, wanted.round, wanted.call, wanted.checkpointed)
@@ -125,14 +167,20 @@ def understood(place: Place, data: bytes) -> tuple[Order, Experiment]:
         raise Refused(str(error)) from None
     if not re.fullmatch(r"[0-9a-f]{32}", order.run):  # it names a directory
         raise Refused("the run has no proper name")
+    if not agreed(place.methods, experiment):
+        raise Refused(f"this site takes part in {place.methods}, and {experiment.name} sends something else")
     if place.client >= experiment.clients.count:
         raise Refused(f"this is client {place.client}, and clients.count = {experiment.clients.count}")
     if order.kind == "info":
         return order, experiment
     if order.client != place.client:
         raise Refused(f"this is client {place.client}, not client {order.client}")
-    if order.kind not in ("client", "statistics"):
+    if order.kind not in ("client", *FRAMEWORK):
         raise Refused(f"a client does no '{order.kind}'")
+    if order.kind in FRAMEWORK and order.task != FRAMEWORK[order.kind]:
+        raise Refused(f"a client does no '{order.kind}' of '{order.task}'")
+    if order.kind != "pixels" and order.terms.mean is None:
+        raise Refused("the terms have no mean and no std yet")
     known = [name for name, task in tasks(type(experiment.method)).items() if "client" in task.places]
     if order.kind == "client" and order.task not in known:
         raise Refused(f"{experiment.name} has no task '{order.task}' for clients; it has {', '.join(known)}")
@@ -155,27 +203,60 @@ def trusted(text: str, modules: list[str]) -> Experiment:
     return read(table)
 
 
+def agreed(methods: str, experiment: Experiment) -> bool:
+    """Whether an experiment's method is one of these, in whatever settings: they all send the same."""
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    return not names or type(experiment.method) in {
+        type(read_method(ROWS[name][0] if name in ROWS else name)) for name in names
+    }
+
+
 def site_world(place: Place, experiment: Experiment, terms: Terms) -> World:
     """The world as a site knows it: its own images, and nobody else's."""
-    train = images(Path(place.data), place.kind, experiment, terms)
-    labels = train.labels.numpy()
+    splits = images(Path(place.data), place.kind, experiment, terms)
+    labels = splits["train"].labels.numpy()
     own = Share(np.flatnonzero(labels >= 0), np.flatnonzero(labels < 0))
     others = (Share(nothing(), nothing()),) * place.client
-    return world(experiment, terms, {"train": train}, Partition((*others, own), nothing()))
+    return world(experiment, terms, splits, Partition((*others, own), nothing()))
 
 
-def images(path: Path, kind: str, experiment: Experiment, terms: Terms) -> datasets.Split:
-    """Images that lie here, read as the federation's terms say."""
-    kind = kind or guess(path)
-    found = datasets.load(kind, terms.image_size, channels=terms.channels, path=str(path), classes=terms.classes)
-    train = found.splits["train"]
-    weak, strong = experiment.views.weak, experiment.views.strong
-    return replace(train, images=Images(train.images.pixels, terms.mean, terms.std, weak, strong))
+def testable(world: World) -> int:
+    """How many images a site has to test on, if they are enough that their counts tell nothing of a single one."""
+    split = world.dataset.splits.get("test")
+    count = 0 if split is None else int(evaluate.common(split.labels, len(world.dataset.classes)).sum())
+    return count if count >= evaluate.MINIMUM else 0
 
 
-def world(experiment: Experiment, terms: Terms, splits: dict[str, datasets.Split], partition: Partition) -> World:
-    dataset = datasets.Dataset("", "", terms.classes, terms.channels, terms.image_size, splits)
-    return World(experiment, dataset, partition)
+def images(path: Path, kind: str, experiment: Experiment, terms: Terms) -> dict[str, datasets.Split]:
+    """Images that lie here, to train and perhaps to test on, read as the federation's terms say."""
+    found = datasets.load(
+        kind or guess(path),
+        terms.image_size,
+        channels=terms.channels,
+        path=str(path),
+        classes=terms.classes,
+        scale=terms.scale,
+    )
+    return {
+        name: replace(split, images=seen(split.images.pixels, experiment, terms))
+        for name, split in found.splits.items()
+    }
+
+
+def seen(pixels: torch.Tensor, experiment: Experiment, terms: Terms) -> Images:
+    """Images as all sites see them; where mean and std are not known yet, nobody looks at them."""
+    return Images(pixels, terms.mean or (), terms.std or (), experiment.views.weak, experiment.views.strong)
+
+
+def world(
+    experiment: Experiment,
+    terms: Terms,
+    splits: dict[str, datasets.Split],
+    partition: Partition,
+    tested: tuple[int, ...] = (),
+) -> World:
+    dataset = datasets.Dataset("", "", terms.classes, terms.channels, terms.image_size, splits, terms.scale)
+    return World(experiment, dataset, partition, tested)
 
 
 # The server
@@ -192,6 +273,7 @@ class Plan:
     patience: Positive = 600.0  # seconds to wait for sites
     deadline: Positive = 3600.0  # seconds that a site has for a task
     max_upload: Count | None = None  # bytes; by default eight models and 1 MiB
+    members: str | None = None  # directory of a federation whose members alone may take part, each as itself
 
 
 def prepare(experiment: Experiment, directory: Path, terms: Terms, **more: Any) -> Path:
@@ -218,7 +300,7 @@ def load_plan(directory: Path) -> Plan:
 
 
 def load_terms(path: Path) -> Terms:
-    """From what `fewlabel data split` wrote."""
+    """From what `fewlabel data split` wrote, or somebody by hand."""
     return strict.read(Terms, table(path / TERMS))
 
 
@@ -243,23 +325,39 @@ def remember(directory: Path, infos: dict[int, ClientInfo]) -> dict[int, ClientI
     return known
 
 
-def server_world(experiment: Experiment, plan: Plan, clients: Mapping[int, ClientInfo]) -> World:
+def settle(
+    directory: Path, plan: Plan, clients: Mapping[int, ClientInfo], sums: Mapping[int, Outcome], here: World
+) -> None:
+    """Fixes the mean and std of a run whose terms leave them open: those of all sites' pixels and the server's own."""
+    parts = [Pixels.of(here.dataset.splits["train"].images.pixels.numpy())]
+    for client, outcome in sums.items():
+        try:
+            if outcome.payload is None:
+                raise BadInput(outcome.failure or "it sent nothing")
+            parts.append(found := wire.unpack(Pixels, outcome.payload))
+            found.check(plan.terms, clients[client].size)
+        except FewLabelError as error:
+            raise RunFailed(f"client {client} gave no sums of its pixels: {error}; start it again") from None
+    checkpoint.write(directory / TERMS, json.dumps(vars(plan.terms.settled(parts)), indent=1).encode())
+
+
+def server_world(
+    experiment: Experiment, plan: Plan, clients: Mapping[int, ClientInfo], tested: tuple[int, ...] = ()
+) -> World:
     """The world as the server knows it: how much each client has, and what lies at the server itself."""
     here = Path(plan.data) if plan.data is not None else None
     paths = {name: path for name in SERVERS if here for path in (here / name, here / f"{name}.npz") if path.exists()}
-    splits = {name: images(path, "", experiment, plan.terms) for name, path in paths.items()}
+    splits = {name: images(path, "", experiment, plan.terms)["train"] for name, path in paths.items()}
     if blind := [name for name, split in splits.items() if (split.labels < 0).any()]:
         raise BadInput(f"{paths[blind[0]]} has images without a label; the server can use labeled ones only")
-    size = plan.terms.image_size
-    empty = Images(
-        torch.empty((0, plan.terms.channels, size, size), dtype=torch.uint8), plan.terms.mean, plan.terms.std
-    )
+    shape = (0, plan.terms.channels, plan.terms.image_size, plan.terms.image_size)
+    empty = seen(torch.empty(shape, dtype=torch.uint8), experiment, plan.terms)
     splits["train"] = splits.pop("server", datasets.Split(empty, torch.empty(0, dtype=torch.int64)))
     shares = tuple(
         Share(elsewhere(info.num_labeled), elsewhere(info.num_unlabeled))
         for info in (clients.get(client, ClientInfo(client, 0, 0)) for client in range(max(clients) + 1))
     )
-    return world(experiment, plan.terms, splits, Partition(shares, np.arange(len(splits["train"]))))
+    return world(experiment, plan.terms, splits, Partition(shares, np.arange(len(splits["train"]))), tested)
 
 
 def elsewhere(images: int) -> np.ndarray:

@@ -16,19 +16,30 @@ if TYPE_CHECKING:
 
 
 def run(
-    experiment: Experiment, out: Path | str | None = None, *, workers: int | None = None, resume: bool = False
+    experiment: Experiment,
+    out: Path | str | None = None,
+    *,
+    workers: int | None = None,
+    resume: bool = False,
+    backend: str = "simulator",
 ) -> Result:
-    """Runs an experiment in a directory of its own; with `resume`, goes on with what `out` holds of it."""
-    from fewlabel.runs import execute, prepare
+    """Runs an experiment in a directory of its own; with `resume`, goes on with what `out` holds of it.
 
+    The backend "flower-ray" has Flower's simulation do it, on Ray and perhaps a cluster, with the same bits.
+    """
+    from fewlabel.runs import check_backend, execute, laid_out
+
+    check_backend(backend)
     if resume and out is None:
         raise BadInput("resume=True needs the directory to go on with: out=…")
     directory = fresh_directory(experiment) if out is None else Path(out)
     if not (resume and (directory / "experiment.toml").exists()):
-        prepare(experiment, directory)
-    elif load(directory / "experiment.toml") != experiment:
+        with laid_out(experiment, directory):
+            execute(directory, workers=workers, backend=backend)
+    elif load(directory / "experiment.toml") == experiment:
+        execute(directory, workers=workers, backend=backend)
+    else:
         raise BadInput(f"{directory} holds a run of another experiment; choose another directory")
-    execute(directory, workers=workers)
     return Result(directory)
 
 

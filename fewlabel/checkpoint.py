@@ -95,11 +95,12 @@ class ClientStates:
     """Clients' private states on disk, by (client, round, call).
 
     A job starts from the newest state before its own key and drops later ones, so a round that is done again after a
-    kill starts from what it started from before.
+    kill starts from what it started from before. A `durable` one outlives a power cut too, as at a site, which cannot
+    be asked to start anew with the server.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, durable: bool = False) -> None:
+        self.folder, self.durable = folder, durable
 
     def load(self, client: int, round: int, call: int, kind: Any, device: torch.device = wire.CPU) -> Any | None:
         before = None
@@ -117,7 +118,7 @@ class ClientStates:
         """Stores a state, and drops those that no resume can ask for again."""
         folder = self.folder / str(client)
         folder.mkdir(parents=True, exist_ok=True)
-        write(folder / f"{round:06d}-{call:04d}.safetensors", wire.pack(value, kind), durable=False)
+        write(folder / f"{round:06d}-{call:04d}.safetensors", wire.pack(value, kind), durable=self.durable)
         # Asked for again: by a resume from the checkpoint, by one from the round before this, whose checkpoint may be
         # written as late as the end of this round, and by a repetition of this job.
         starts = ((checkpointed + 1, 0), (round, 0), (round, call))

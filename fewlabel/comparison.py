@@ -33,8 +33,12 @@ NARROW = 0.01  # a gap between floor and ceiling of which no share is told
 
 def found_in(directory: Path) -> "Result | Comparison":
     """The run in a directory, or all runs below it side by side."""
-    runs = sorted(path.parent for path in directory.glob("*/experiment.toml"))
+    runs = runs_in(directory)
     return Comparison([Result(run) for run in runs]) if runs else Result(directory)
+
+
+def runs_in(directory: Path) -> list[Path]:
+    return sorted(path.parent for path in directory.glob("*/experiment.toml"))
 
 
 @dataclass(frozen=True)

@@ -247,8 +247,8 @@ def assignment(text: str) -> tuple[str, str]:
 
 def experiment_of(what: str | None, changes: Sequence[str] | None) -> "Experiment":
     """An experiment by its file, by the name of its data set alone, or as it is by default."""
-    from fewlabel.cli import table_of
     from fewlabel.experiment import read, rooted
+    from fewlabel.options import table_of
 
     file = what is not None and (what.endswith(".toml") or Path(what).is_file())
     base = rooted(table_of(Path(what)), Path(what).parent) if file and what else {}

@@ -5,7 +5,7 @@ the AUC, which comes from histograms with a bound on its error. Inputs may be on
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from fewlabel.errors import BadInput
 
 BINS = 4096
+SITE_BINS = 64  # of histograms that leave a site: fewer, so that they tell less of single images
+MINIMUM = 20  # images to test on; with fewer, a site sends no counts
+PER_CLASS = 5  # images of a class; with fewer, a site leaves them out of its counts
 THRESHOLD = 0.4  # FedIRM's
 
 Metrics = dict[str, Any]
@@ -41,6 +44,34 @@ def count(scores: Tensor, y: Tensor, *, threshold: float = THRESHOLD, histogram:
     bins = (scores * BINS).long().clamp(0, BINS - 1)
     cells = (2 * torch.arange(classes) + positive.long()) * BINS + bins
     return Counts(confusion, above, torch.bincount(cells.flatten(), minlength=2 * classes * BINS).view(-1, 2, BINS))
+
+
+def shared(scores: Tensor, y: Tensor) -> Counts:
+    """The counts that a site sends: nothing of a rare class, and scores by coarse intervals alone."""
+    told = common(y, scores.shape[1])
+    counts = count(scores[told], y[told], histogram=True)
+    assert counts.histogram is not None
+    return replace(counts, histogram=counts.histogram.view(-1, 2, SITE_BINS, BINS // SITE_BINS).sum(3))
+
+
+def common(y: Tensor, classes: int) -> Tensor:
+    """Which images are of a class with enough others."""
+    return y.bincount(minlength=classes)[y] >= PER_CLASS
+
+
+def check_shared(counts: Counts, classes: int) -> None:
+    """Raises BadInput for what cannot be a site's counts."""
+    parts = {"confusion": counts.confusion, "above": counts.above, "histogram": counts.histogram}
+    shapes = {"confusion": (classes, classes), "above": (classes, 2), "histogram": (classes, 2, SITE_BINS)}
+    for name, part in parts.items():
+        if part is None or part.shape != shapes[name] or part.dtype != torch.int64 or not part.ge(0).all():
+            raise BadInput(f"its counts are refused: {name} must be {list(shapes[name])} whole numbers, none below 0")
+    true = counts.confusion.sum(1)
+    rest = true.sum() - true
+    sizes = torch.stack([rest, true], 1)
+    assert counts.histogram is not None
+    if true.sum() < MINIMUM or not counts.histogram.sum(2).equal(sizes) or not counts.above.le(sizes).all():
+        raise BadInput(f"its counts are refused: they are not those of one set of {MINIMUM} images or more")
 
 
 def merge(parts: Iterable[Counts]) -> Counts:

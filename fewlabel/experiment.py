@@ -177,6 +177,9 @@ def read_method(table: Any, where: str = "method") -> Any:
         try:
             base = getattr(importlib.import_module(module), attribute)()
         except Exception as error:  # what somebody else's code may raise is not ours to list
+            if module == "__main__":
+                why = "is of a script or notebook, so only there its run can go on; move it into a module of its own"
+                raise BadInput(f"method '{name}' {why}") from error
             raise BadInput(f"method '{name}' cannot be imported: {error}") from error
     else:
         raise BadInput(unknown("method", name, [*METHODS, *ROWS]))
@@ -305,6 +308,12 @@ class Experiment:
             found.append(
                 f"{self.name}: its groups of method.group_size = {self.method.group_size} are all alike, as there are "
                 f"{self.clients.count} clients"
+            )
+        local = getattr(self.method, "local", None)
+        if local and hasattr(self.method, "use_psi") and local.lr_unlabeled not in (None, local.lr):
+            found.append(
+                f"{self.name}: method.local.lr_unlabeled changes nothing, as labeled and unlabeled clients have one "
+                "learning rate, method.local.lr"
             )
         return found
 

@@ -45,7 +45,7 @@ def plots(groups: Mapping[str, Sequence[Row]]) -> dict[str, list[Drawing]]:
         "Pseudo-labels": [*pseudo_labels(groups), *(d for row in rows for d in pseudo_labels_by_class(row))],
         "Thresholds": [drawing for row in rows if (drawing := thresholds(row))],
         "Relations among classes": [drawing for row in rows for drawing in relation_matrices(row)],
-        "Weights in the average": [drawing for row in rows if (drawing := weights(row))],
+        "Weights in the average": [drawing for row in rows for drawing in weights(row)],
         "Costs": list(costs_by_round(rows[0]) if alone else costs(groups)),
     }
 
@@ -194,7 +194,7 @@ def matrix(
                     f"{value:.{digits}f}",
                     ha="center",
                     va="center",
-                    fontsize=8,
+                    fontsize=9,
                     color="#101010" if bright else "#fefefe",
                 )
     else:
@@ -308,24 +308,27 @@ def thresholds(row: Row) -> Drawing | None:
     return Drawing(figure, f"{row.label}: threshold of each class", f"Threshold of each class by round, {row.label}")
 
 
-def weights(row: Row) -> Drawing | None:
-    """How much each client counts in the server's average."""
-    shares = re.compile(r"weight_(\d+)")
-    ids = {
-        int(m[1]) for result in row.results for line in result.rounds for key in line if (m := shares.fullmatch(key))
-    }
-    if not ids:
-        return None
-    clients = sorted(ids)
-    found = by_round(row, lambda line: [line.get(f"weight_{client}") for client in clients])
-    if not found:
-        return None
-    rounds, values = found
+def weights(row: Row) -> Iterator[Drawing]:
+    """How much each client counts in the server's average; FedMatch has one of sigma and one of psi."""
+    named = re.compile(r"weight_(?:(\w+)_)?(\d+)")
+    keys = {key for result in row.results for line in result.rounds for key in line}
+    parts: dict[str, dict[int, str]] = {}
+    for match in filter(None, map(named.fullmatch, keys)):
+        parts.setdefault(match[1] or "", {})[int(match[2])] = match[0]
     labeled = {c["id"] for c in row.results[0].partition.get("clients", ()) if c["labeled"]}
-    names = [f"{client} (labels)" if client in labeled else str(client) for client in clients]
-    figure = matrix(100 * values, names, rounds, "client", "round")
-    caption = f"{row.label}: weight of each client, %"
-    return Drawing(figure, caption, f"{caption}, by round; clients {sorted(labeled)} have labels")
+    for part, known in sorted(parts.items(), reverse=True):  # sigma before psi
+        clients = sorted(known)
+
+        def pick(line: Line, keys: Sequence[str] = tuple(known[c] for c in clients)) -> list[Any]:
+            return [line.get(key) for key in keys]
+
+        if not (found := by_round(row, pick)):
+            continue
+        rounds, values = found
+        names = [f"{client} (labels)" if client in labeled else str(client) for client in clients]
+        figure = matrix(100 * values, names, rounds, "client", "round")
+        caption = f"{row.label}: weight of each client{part and f' in the average of {part}'}, %"
+        yield Drawing(figure, caption, f"{caption}, by round; clients {sorted(labeled)} have labels")
 
 
 def relation_line(result: Result) -> Line | None:
@@ -418,16 +421,36 @@ def holdings(words: str, row: Row) -> Drawing | None:
     return Drawing(finish_plot(figure), caption, f"{caption}. {told}")
 
 
+PHASES = {"seconds_train": "clients at work", "seconds_server": "server at work", "seconds_evaluate": "evaluation"}
+
+
+def phases(spent: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by what a run waited for; older runs did not tell clients and server apart."""
+    train = spent.get("seconds_train", 0.0)
+    if not train:
+        return {"clients and server": spent["seconds"]}
+    found = {**spent, "seconds_server": max(0.0, spent["seconds"] - train)}
+    return {name: found.get(key, 0.0) for key, name in PHASES.items()}
+
+
 def costs(groups: Mapping[str, Sequence[Row]]) -> Iterator[Drawing]:
     for words, group in groups.items():
         end = f", {words}" if words else ""
-        up, down, time = ([row.spent[key] for row in group] for key in ("bytes_up", "bytes_down", "seconds"))
+        up, down = ([row.spent[key] for row in group] for key in ("bytes_up", "bytes_down"))
         sent = zip(group, up, down, strict=True)
         told = "; ".join(f"{row.label} {megabytes(u)} up, {megabytes(d)} down" for row, u, d in sent)
         figure = bars(group, {"up": [b / 1e6 for b in up], "down": [b / 1e6 for b in down]}, "MB")
         yield Drawing(figure, f"Sent by clients (up) and to them (down), MB{end}", f"MB sent{end}: {told}")
-        told = "; ".join(f"{row.label} {seconds(s)}" for row, s in zip(group, time, strict=True))
-        yield Drawing(bars(group, {"": time}, "seconds"), f"Seconds of a run{end}", f"Seconds of a run{end}: {told}")
+        waited = [phases(row.spent) for row in group]
+        kinds = dict.fromkeys(name for each in waited for name in each)
+        figure = bars(group, {name: [each.get(name, 0.0) for each in waited] for name in kinds}, "seconds")
+        told = "; ".join(f"{row.label} {by_phase(each)}" for row, each in zip(group, waited, strict=True))
+        caption = f"Seconds of a run by phase{end}"
+        yield Drawing(figure, caption, f"{caption}: {told}")
+
+
+def by_phase(waited: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {seconds(count)}" for name, count in waited.items())
 
 
 def bars(rows: Sequence[Row], parts: Mapping[str, Sequence[float]], xlabel: str) -> "Figure":
@@ -458,6 +481,10 @@ def costs_by_round(row: Row) -> Iterator[Drawing]:
     told = f"{megabytes(spent['bytes_up'])} up and {megabytes(spent['bytes_down'])} down in all"
     yield Drawing(finish_plot(figure), "Sent by clients (up) and to them (down), MB", f"MB sent by round: {told}")
     figure, axes = empty_plot("seconds")
-    draw(axes, {line["round"]: line["seconds"] for line in lines}, color=COLORS[0])
+    waited = {line["round"]: phases(line) for line in lines}
+    for name, color in zip(dict.fromkeys(name for each in waited.values() for name in each), COLORS, strict=False):
+        points = {number: each[name] for number, each in waited.items() if name in each}
+        draw(axes, points, label=name, color=color)
     axes.set_ylim(bottom=0)
-    yield Drawing(finish_plot(figure), "Seconds of each round", f"Seconds by round: {seconds(spent['seconds'])} in all")
+    told = by_phase(phases(spent))
+    yield Drawing(finish_plot(figure), "Seconds of each round by phase", f"Seconds by round and phase; in all {told}")

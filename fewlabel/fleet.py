@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fewlabel import apart, flower, runs, tree, wire
+from fewlabel import apart, flower, runs, tree, trust, wire
 from fewlabel.apart import Introduction, Order, Plan
+from fewlabel.data.sites import TERMS
 from fewlabel.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.experiment import Experiment, dumps, load
 from fewlabel.federation import ClientInfo
@@ -16,6 +17,7 @@ from fewlabel.worker import SERVER_ID, Job, Outcome, Weights, Worker
 
 POLL = (0.05, 1.0)  # seconds between two looks for replies: at first, and at most
 LOOK = 2.0  # seconds between two looks for nodes
+AGAIN = 10.0  # seconds until a node that was refused is asked anew: its site may have been mended
 MAX_IMAGES = 10**8  # that a site may claim to have
 
 
@@ -44,6 +46,7 @@ class Fleet:
         self.clients: Mapping[int, ClientInfo] | None = None  # once the run has begun, who they are is fixed
         self._online: set[int] = set()
         self._asked: dict[str, int] = {}
+        self._again: dict[int, float] = {}  # when a node that was refused is asked anew
         self._looked = 0.0
 
     def look(self) -> None:
@@ -51,7 +54,9 @@ class Fleet:
         if time.monotonic() - self._looked > LOOK:
             self._looked = time.monotonic()
             self._online = set(self.grid.get_node_ids())
-            for node in sorted(self._online - {*self.claims, *self.refused, *self._asked.values()}):
+            for node in sorted(self._online - {*self.claims, *self._asked.values()}):
+                if self._looked < self._again.get(node, 0.0):
+                    continue
                 order = wire.pack(self.order)
                 if sent := flower.send(self.grid, node, self.plan.patience, "query", "", order=order, message=b""):
                     self._asked[sent] = node
@@ -61,10 +66,12 @@ class Fleet:
                 introduction = wire.unpack(Introduction, flower.upload_of(reply, 1 << 16) or b"")
                 self._check(node, introduction)
                 self.claims[node] = introduction
+                self.refused.pop(node, None)
             except flower.Silent:
                 continue  # it is asked again as long as it is there
             except FewLabelError as error:
                 self.refused[node] = str(error)
+                self._again[node] = time.monotonic() + AGAIN
 
     def _check(self, node: int, introduction: Introduction) -> None:
         info = introduction.info
@@ -80,14 +87,18 @@ class Fleet:
         self.admit(node, introduction)
 
     def gather(self, sites: int) -> dict[int, ClientInfo]:
-        """Waits until so many sites have said who they are, or patience ends."""
+        """Waits until so many sites have said who they are, each once, or patience ends.
+
+        One that has come back without a key is there twice until Flower, after a minute, no longer counts the first.
+        """
         end = time.monotonic() + self.plan.patience
         while True:
             self.look()
-            found = {claim.info.id: claim.info for node, claim in self.claims.items() if node in self._online}
-            for client in found:
-                self.node_of(client)  # or it says that there are two
-            if len(found) >= sites or time.monotonic() > end:
+            here = [claim.info for node, claim in self.claims.items() if node in self._online]
+            found = {info.id: info for info in here}
+            if sites <= len(found) == len(here) or time.monotonic() > end:
+                for client in found:
+                    self.node_of(client)  # or it says that there are two
                 return found
             time.sleep(POLL[0])
 
@@ -172,16 +183,35 @@ class GridExecutor:
         self._outcomes.clear()
 
 
+def agree(fleet: Fleet, directory: Path, experiment: Experiment) -> None:
+    """Where the terms leave mean and std open, asks all sites for sums of their pixels, once in a run."""
+    if fleet.plan.terms.mean is not None or fleet.clients is None:
+        return
+    if not (directory / TERMS).exists():
+        world = apart.server_world(experiment, fleet.plan, fleet.clients)
+        executor = GridExecutor(fleet, Worker(directory, world))
+        jobs = {client: Job(str(directory), "pixels", client=client) for client in fleet.clients}
+        tickets = {client: executor.submit(job, b"", None) for client, job in jobs.items()}
+        while not all(map(executor.ready, tickets.values())):
+            executor.wait()
+        sums = {client: executor.collect(ticket) for client, ticket in tickets.items()}
+        apart.settle(directory, fleet.plan, fleet.clients, sums, world)
+    fleet.plan = replace(fleet.plan, terms=apart.load_terms(directory))
+    fleet.order = replace(fleet.order, terms=fleet.plan.terms)
+
+
 def serve(grid: Any, directory: Path, watch: runs.Watch | None = None) -> dict[str, Any]:
     """Runs what `apart.prepare` laid out, or the rest of it, with the sites of a grid; returns its summary."""
     experiment, plan = load(directory / "experiment.toml"), apart.load_plan(directory)
-    fleet = Fleet(grid, plan, experiment)
+    fleet = Fleet(grid, plan, experiment, *([trust.gate(Path(plan.members))] if plan.members else []))
     began = (directory / "clients.json").exists()
     found = fleet.gather(plan.sites)
     if len(found) < plan.sites and not began:
         why = "".join(f"; node {node} is refused: {text}" for node, text in fleet.refused.items())
         raise RunFailed(f"{len(found)} of {plan.sites} sites were there after {plan.patience:g} s{why}; start it again")
     fleet.clients = apart.remember(directory, found)
-    world = apart.server_world(experiment, plan, fleet.clients)
+    agree(fleet, directory, experiment)
+    tested = tuple(sorted({claim.info.id for claim in fleet.claims.values() if claim.test}))
+    world = apart.server_world(experiment, fleet.plan, fleet.clients, tested)
     executor = GridExecutor(fleet, Worker(directory, world))
     return runs.execute(directory, executor=executor, remote=world, watch=watch)

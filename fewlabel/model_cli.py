@@ -46,8 +46,8 @@ def predict(
     if table is not None and (table.is_dir() or not table.absolute().parent.is_dir()):
         raise BadInput(f"--csv {table} is a directory, or lies in none; name a file in one that is there")
     from fewlabel import predictions
-    from fewlabel.cli import tell
     from fewlabel.display import Screen
+    from fewlabel.options import tell
 
     with Screen(1) as screen:
         found = predictions.predict(

@@ -45,6 +45,7 @@ class Pool:
         self._processes: list[BaseProcess] = []
         self._at = context.RawArray("q", workers)  # the ticket of the job that each worker has in hands
         self._read = context.RawArray("q", workers)  # and of its last outcome that was read
+        give_back()
         gc.freeze()  # garbage collection would write on, and so copy, the memory that forks share
         for number in range(workers):
             arguments = (number, self._at, self._read, job_end, reply_end, mine, os.getpid(), list(sys.path))
@@ -178,6 +179,12 @@ def contents(descriptor: int, *sizes: int) -> list[bytes]:
         os.close(descriptor)
 
 
+def give_back() -> None:
+    """Returns free memory to the system: to read who holds what takes several times the memory that is kept of it."""
+    with suppress(AttributeError):  # other libraries than glibc return it by themselves, or cannot
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def end_with(parent: int) -> None:
     """Has the system end this process when its parent ends, however that happens: no orphan goes on computing."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -219,6 +226,7 @@ def serve(
         if worker is None or worker[0] != job.run:
             worker = job.run, Worker(Path(job.run), number=number)
             torch.set_num_threads(worker[1].world.experiment.threads)
+            give_back()
         outcome = worker[1].attempt(job, message[1], statistics[0] if statistics else None)
         told = {"outside": outcome.outside, "failure": outcome.failure, "traceback": outcome.traceback}
         parts = [json.dumps(told).encode(), *([] if outcome.payload is None else [outcome.payload])]

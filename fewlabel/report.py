@@ -114,7 +114,9 @@ pre { background: var(--soft); padding: .8rem; font-size: .85rem } summary { cur
   :root { --ink: #000; --paper: #fff; --line: #bbb; --soft: #fff; --link: #000 }
   html { font-size: 11px } body { max-width: none; margin: 0; padding: 0; font-size: 1rem } nav { display: none }
   .plots { grid-template-columns: 1fr 1fr } figure, tr { break-inside: avoid } h2 { break-after: avoid }
-  .wide, pre { overflow: visible } pre { white-space: pre-wrap }
+  .wide, pre { overflow: visible }
+  pre { white-space: pre-wrap; font-size: .8rem; columns: 3; padding: 0 }
+  details { break-inside: avoid }
   table { font-size: .75rem } th, td { padding: .15rem .3rem }
   details::details-content { content-visibility: visible; height: auto } }
 """

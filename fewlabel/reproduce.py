@@ -186,6 +186,11 @@ def rest(settings: dict[str, Any]) -> dict[str, Any]:
 
 def select(name: str) -> list[PaperRow]:
     """The rows that NAME or NAME/ROW stands for; either may hold * and ?. A NAME that ends in .toml is a file's."""
+    return [row for table in chosen(name) for row in table.rows]
+
+
+def chosen(name: str) -> list[PaperTable]:
+    """Tables with those of their rows that a name stands for."""
     file, ending, row = name.rpartition(".toml")
     if ending:
         table, found, row = name, [own_table(Path(file + ending))], row.removeprefix("/")
@@ -194,10 +199,10 @@ def select(name: str) -> list[PaperRow]:
         found = [known for known in tables().values() if fnmatchcase(known.name, table)]
     if not found:
         raise BadInput(unknown("table or figure", table, tables()))
-    rows = [one for known in found for one in known.rows if fnmatchcase(one.name, row or "*")]
-    if not rows:
+    parts = [(known, tuple(one for one in known.rows if fnmatchcase(one.name, row or "*"))) for known in found]
+    if not any(rows for _, rows in parts):
         raise BadInput(unknown(f"row in {table} named", row, [one.name for known in found for one in known.rows]))
-    return rows
+    return [replace(known, rows=rows) for known, rows in parts if rows]
 
 
 def lacking(data: str) -> str:
@@ -213,8 +218,8 @@ def lacking(data: str) -> str:
     return ""
 
 
-def listed() -> list[dict[str, Any]]:
-    """Every table and figure, and whether its data are on this machine."""
+def listed(name: str = "*") -> list[dict[str, Any]]:
+    """The tables and figures that a name stands for, and whether their data are on this machine."""
     return [
         {
             "name": table.name,
@@ -223,7 +228,7 @@ def listed() -> list[dict[str, Any]]:
             "rows": [row.name for row in table.rows],
             "data": {data: not lacking(data) for data in table.data},
         }
-        for table in tables().values()
+        for table in chosen(name)
     ]
 
 

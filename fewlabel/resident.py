@@ -15,9 +15,14 @@ from typing import Any
 def reply(config: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a site's reply, from its resident where the site's configuration names one, or from this process."""
     if "resident" in config:
-        with Client(str(config["resident"]), "AF_UNIX") as connection:
-            put(connection, parts)
-            return get(connection)
+        try:
+            with Client(str(config["resident"]), "AF_UNIX") as connection:
+                put(connection, parts)
+                return get(connection)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return {"failed": "its resident is not there; start it again at the site"}
+        except (OSError, EOFError):
+            return {"failed": "its resident ended before it had answered; start it again at the site"}
     from fewlabel import apart
 
     return apart.reply(config, parts)

@@ -50,6 +50,10 @@ class Result:
         self.rounds: list[dict[str, Any]] = read_rounds(self.directory)
 
     @property
+    def title(self) -> str:
+        return f"{self.name} on {self.experiment.data.name}, seed {self.seed}"
+
+    @property
     def finished(self) -> bool:
         return self.summary is not None
 
@@ -108,15 +112,17 @@ class Result:
         notes = ["Metrics on the test set in percent; costs from the first round up to the column's."]
         if not self.finished:
             notes.append(f"{self.standing}.".capitalize())
-        title = f"{self.name} on {self.experiment.data.name}, seed {self.seed}"
-        return Table(title, ("", *columns), tuple(rows), tuple(notes))
+        return Table(self.title, ("", *columns), tuple(rows), tuple(notes))
 
     @cached_property
     def partition(self) -> dict[str, Any]:
-        """Who holds what, as partition.json has it."""
-        path = self.directory / "partition.json"
+        """Who holds what, as partition.json has it; where clients are elsewhere, only the classes are known."""
+        elsewhere = self.directory / "federation.json"
+        path = elsewhere if elsewhere.exists() else self.directory / "partition.json"
         try:
             found: dict[str, Any] = json.loads(path.read_text())
+            if path == elsewhere:
+                found = {"classes": found["terms"]["classes"], "clients": []}
             found["classes"] = [str(name) for name in found["classes"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StorageError(f"{path} is not a partition that can be read: {error}") from None

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from safetensors.torch import save as to_safetensors
 from fewlabel import checkpoint, device, tree
 from fewlabel.checkpoint import Checkpoints, Saved
 from fewlabel.data import partition
+from fewlabel.data.datasets import Dataset
 from fewlabel.errors import BadInput, FewLabelError, RunFailed, StorageError
-from fewlabel.experiment import Experiment, dumps, load
+from fewlabel.experiment import Experiment, dumps, load, unknown
 from fewlabel.federation import ClientError, state_kind, train
 from fewlabel.pool import Pool
 from fewlabel.predictions import Card
@@ -30,6 +32,7 @@ from fewlabel.simulate import Executor, Simulation
 from fewlabel.worker import Serial, World, dataset_of
 
 SCHEMA = 1  # of summary.json
+BACKENDS = ("simulator", "flower-ray")
 Watch = Callable[[dict[str, Any]], None]  # is shown each line of rounds.jsonl as it is written
 
 
@@ -46,7 +49,8 @@ def prepare(experiment: Experiment, directory: Path) -> Path:
         refuse_used(directory)
         dataset = dataset_of(experiment, fresh=True)
         dealt = partition.of(dataset, experiment)
-        World(experiment, dataset, dealt).network(Rng("trial"), experiment.model.pretrained)  # or it says why it cannot
+        world = World(experiment, dataset, dealt)
+        check_batches(experiment, world.network(Rng("trial"), experiment.model.pretrained), dataset)
         directory.mkdir(parents=True, exist_ok=True)
         with checkpoint.lock(directory):
             refuse_used(directory)
@@ -55,6 +59,42 @@ def prepare(experiment: Experiment, directory: Path) -> Path:
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror}") from None
     return directory
+
+
+@contextmanager
+def laid_out(experiment: Experiment, directory: Path) -> Iterator[Path]:
+    """The directory of a new run, taken back where its method refuses the experiment before the first round."""
+    prepare(experiment, directory)
+    try:
+        yield directory
+    except BadInput:
+        if not (directory / "rounds.jsonl").exists():
+            for name in ("partition.json", "experiment.toml", ".lock"):
+                (directory / name).unlink(missing_ok=True)
+            with suppress(OSError):  # what else is there is not ours
+                directory.rmdir()
+        raise
+
+
+def check_batches(experiment: Experiment, network: torch.nn.Module, dataset: Dataset) -> None:
+    """Refuses batches of a single image where the network's norm needs more."""
+    local = getattr(experiment.method, "local", None)
+    sizes = {"local.batch_size": getattr(local, "batch_size", 0)}
+    sizes |= {"batch_unlabeled": getattr(experiment.method, "batch_unlabeled", 0)}
+    for name in (name for name, size in sizes.items() if size == 1):
+        try:
+            with torch.no_grad(), Rng("trial").scope():
+                network.train()(torch.zeros(1, dataset.channels, dataset.image_size, dataset.image_size))
+        except ValueError as error:
+            raise BadInput(f"method.{name} = 1 is too few for {experiment.model.name}: {error}; raise it") from None
+
+
+def check_backend(name: str) -> None:
+    """Refuses what would do a run's jobs but is not there."""
+    if name not in BACKENDS:
+        raise BadInput(unknown("backend", name, BACKENDS))
+    if name == "flower-ray" and not (find_spec("flwr") and find_spec("ray")):
+        raise BadInput("the backend 'flower-ray' needs Flower with its simulation: pip install 'fewlabel[flower]'")
 
 
 def refuse_used(directory: Path) -> None:
@@ -71,8 +111,9 @@ def execute(
     watch: Watch | None = None,
     stop: Callable[[], bool] = lambda: False,
     remote: World | None = None,
+    backend: str = "simulator",
 ) -> dict[str, Any]:
-    """Runs what `prepare` laid out, or the rest of it, and returns its summary.
+    """Runs what `prepare` laid out, or the rest of it, and returns its summary; the backend changes no bit of it.
 
     With a `remote` world, which is all that a server knows of clients elsewhere, the executor reaches them.
     """
@@ -80,6 +121,11 @@ def execute(
         raise BadInput(f"{directory} holds no run: it has no experiment.toml")
     if (directory / "summary.json").exists():
         return summary(directory)
+    check_backend(backend)
+    if backend == "flower-ray":
+        from fewlabel import cluster
+
+        return cluster.execute(directory, workers=workers, watch=watch, stop=stop)
     with ExitStack() as stack:
         experiment = load(directory / "experiment.toml")
         device.of(experiment.device)
@@ -142,11 +188,14 @@ class Run:
         state, began = saved.state, time.monotonic()
         for number, state in train(self.method, self.fed, saved.state, saved.round + 1):
             line = {"round": number, "seconds": time.monotonic() - began, **self.fed.take_round()}
-            model = self.method.model(state)
+            model, began = self.method.model(state), time.monotonic()
             tickets = self.fed.evaluate(model) if model is not None and self.fed.evaluated(number) else {}
+            line["seconds_evaluate"] = time.monotonic() - began
             self.settle()
             packed = self.checkpoints.pack(Saved(number, state, self.fed.statistics))
             self.pending = Pending(number, packed, line, tickets)
+            if self.due(number) and all(map(self.fed.executor.ready, tickets.values())):
+                self.settle()  # there is nothing to wait for, and a kill from now on costs no part of this round
             began = time.monotonic()
             if stop() and number < self.experiment.rounds:
                 self.settle(keep=True)
@@ -158,10 +207,11 @@ class Run:
         """Writes the line of the last complete round, and a checkpoint of it where one is due."""
         if self.pending is None:
             return
-        pending, self.pending = self.pending, None
+        pending, self.pending, began = self.pending, None, time.monotonic()
         line = pending.line | self.fed.collect(pending.tickets)
-        number, due = pending.round, self.experiment.checkpoint
-        kept = keep or number - self.fed.checkpointed >= due.rounds or self.since_checkpoint() >= due.seconds
+        line["seconds_evaluate"] += time.monotonic() - began
+        number = pending.round
+        kept = keep or self.due(number)
         with self.log.open("a") as file:
             file.write(json.dumps(line) + "\n")
             if kept:  # a checkpoint must not outlive the lines of its rounds
@@ -171,6 +221,11 @@ class Run:
         if kept:
             self.checkpoints.save(number, pending.state)
             self.fed.checkpointed, self.last_checkpoint = number, time.monotonic()
+
+    def due(self, number: int) -> bool:
+        """Whether a round is to be kept."""
+        most = self.experiment.checkpoint
+        return number - self.fed.checkpointed >= most.rounds or self.since_checkpoint() >= most.seconds
 
     def since_checkpoint(self) -> float:
         return time.monotonic() - self.last_checkpoint
@@ -272,6 +327,8 @@ def spent(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
         "bytes_down",
         "model_bytes",
         "seconds",
+        "seconds_train",
+        "seconds_evaluate",
         "asked",
         "replies",
         "images_labeled",

@@ -1,6 +1,7 @@
 """A federation on this machine: its clients' tasks in this process or spread over others, with the same bits."""
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fewlabel import evaluate, tree, wire
-from fewlabel.errors import RunFailed
+from fewlabel.errors import FewLabelError, RunFailed
 from fewlabel.federation import ClientError, ClientInfo, Reply, Site, Task, TooFewReplies, accept, task_of
 from fewlabel.rng import Rng
 from fewlabel.tree import Tree
@@ -20,8 +21,8 @@ from fewlabel.worker import SERVER_ID, Job, Outcome, Serial, Weights, World
 
 NOTHING = object()
 RESERVED = {"round", "seconds", "bytes_up", "bytes_down", "model_bytes", "asked", "replies", "local_accuracy"}
-RESERVED |= {"test", "validation", "pseudo_labels", "pseudo_labels_per_epoch"}
-RESERVED |= {"images_labeled", "images_unlabeled", "shown", "failures"}
+RESERVED |= {"test", "validation", "sites", "pseudo_labels", "pseudo_labels_per_epoch"}
+RESERVED |= {"images_labeled", "images_unlabeled", "shown", "failures", "seconds_train", "seconds_evaluate"}
 
 
 def plain(value: Tensor) -> Any:
@@ -29,6 +30,15 @@ def plain(value: Tensor) -> Any:
     if value.ndim:
         return [plain(part) for part in value]
     return float(value) if math.isfinite(value) else None
+
+
+def counts_of(outcome: Outcome, classes: int) -> evaluate.Counts:
+    """What a site sends of its test images, if it can be that."""
+    if outcome.failure or outcome.payload is None:
+        raise RunFailed(outcome.failure or "it sent nothing")
+    counts = wire.unpack(evaluate.Counts, outcome.payload)
+    evaluate.check_shared(counts, classes)
+    return counts
 
 
 class Executor(Protocol):
@@ -58,6 +68,7 @@ class Round:
     down: int = 0
     asked: int = 0
     replies: int = 0
+    waited: float = 0.0  # seconds, for clients
     model_bytes: int = 0  # what FedAvg would have sent and received in as many jobs
     images: list[int] = field(default_factory=lambda: [0, 0])  # trained on: labeled, unlabeled
     values: dict[str, Any] = field(default_factory=dict)
@@ -68,7 +79,7 @@ class Round:
 
     def line(self) -> dict[str, Any]:
         line: dict[str, Any] = {"bytes_up": self.up, "bytes_down": self.down, "model_bytes": self.model_bytes}
-        line |= {"asked": self.asked, "replies": self.replies}
+        line |= {"asked": self.asked, "replies": self.replies, "seconds_train": self.waited}
         line |= {"images_labeled": self.images[0], "images_unlabeled": self.images[1], **self.values}
         if self.failures:
             line["failures"] = self.failures
@@ -124,7 +135,7 @@ class Simulation:
         self.statistics: Tree | None = None  # pooled over clients, where the experiment recomputes them
         self.seen = Round()
         self._calls: dict[int, int] = {}
-        self._open = False
+        self._open, self._asked_bytes = False, 0
         self._packed: tuple[Any, bytes] = (NOTHING, b"")
 
     @property
@@ -201,20 +212,35 @@ class Simulation:
         return seen.line()
 
     def evaluate(self, weights: Tree) -> dict[str, int]:
-        """Has a model measured beside whatever comes next: a ticket for each split."""
+        """Has a model measured beside whatever comes next: a ticket for each split, and each site that tests."""
         data = wire.pack(Weights(weights | (self.statistics or {})))
-        return {s: self.executor.submit(self._job("evaluate", s), data, None) for s in self.world.measured}
+        self._asked_bytes = len(data)
+        jobs = {split: self._job("evaluate", split) for split in self.world.measured}
+        jobs |= {f"client {client}": self._job("evaluate", "test", client) for client in self.world.tested}
+        return {name: self.executor.submit(job, data, None) for name, job in jobs.items()}
 
     def collect(self, tickets: dict[str, int]) -> dict[str, Any]:
-        """The metrics behind `evaluate`'s tickets."""
-        found = {}
-        for split, ticket in tickets.items():
+        """The metrics behind `evaluate`'s tickets; those of all sites together as `sites`."""
+        found: dict[str, Any] = {}
+        counts, failures, up = list[evaluate.Counts](), list[str](), 0
+        for name, ticket in tickets.items():
             while not self.executor.ready(ticket):
                 self.executor.wait()
             outcome = self.executor.collect(ticket)
-            if outcome.failure:
+            if name not in self.world.measured:
+                up += len(outcome.payload or b"")
+                try:
+                    counts.append(counts_of(outcome, self.num_classes))
+                except FewLabelError as error:
+                    failures.append(f"{name}: {error}")
+            elif outcome.failure:
                 raise RunFailed(f"the model cannot be evaluated: {outcome.failure}")
-            found[split] = outcome.outside
+            else:
+                found[name] = outcome.outside
+        if asked := len(counts) + len(failures):
+            spent = {"asked": asked, "bytes_up": up, "bytes_down": asked * self._asked_bytes, "failures": failures}
+            merged = evaluate.merge(counts) if counts else None
+            found["sites"] = (evaluate.metrics(merged, *evaluate.pooled_auc(merged)) if merged else {}) | spent
         return found
 
     def _job(self, kind: str, task: str = "", client: int = SERVER_ID, call: int = 0) -> Job:
@@ -249,7 +275,7 @@ class Simulation:
                 if not self._silent(client.id, call):
                     yield Entry(number, client, self._job("client", task.name, client.id, call), data)
 
-        for entry, outcome in self._stream(entries()):
+        for entry, outcome in self._timed(self._stream(entries())):
             if outcome.payload is None or entry.client is None:
                 continue
             self.seen.up += len(outcome.payload)
@@ -302,6 +328,14 @@ class Simulation:
                 self._forgive(error)
             self._observe(outcome.outside)
             yield first, outcome
+
+    def _timed(self, stream: Iterator[tuple[Entry, Outcome]]) -> Iterator[tuple[Entry, Outcome]]:
+        """Counts the seconds until each outcome is there, and not those in which the server works on it."""
+        began = time.monotonic()
+        for found in stream:
+            self.seen.waited += time.monotonic() - began
+            yield found
+            began = time.monotonic()
 
     def _forgive(self, error: ClientError) -> None:
         """Notes what a remote client did wrong; here, and at the server, it ends the run."""

@@ -76,7 +76,7 @@ def keys(cls: Any) -> list[str]:
 def settings(cls: Any) -> dict[str, tuple[str, str]]:
     """Of each dotted key that a table of `cls` may set what it is about, and what it may be."""
     found: dict[str, tuple[str, str]] = {}
-    comments = _comments(cls)
+    beside = comments(cls)
     for f, hint in _fields(cls):
         custom = "read" in f.metadata
         core, ranges, _ = (None, [], False) if custom else _open(hint)
@@ -84,12 +84,12 @@ def settings(cls: Any) -> dict[str, tuple[str, str]]:
             found |= {_join(f.name, key): told for key, told in settings(core).items()}
         else:
             kind = "" if custom else " ".join([_accepts(core, built=False)[1], *map(str, ranges)])
-            found[f.name] = f.metadata.get("about", comments.get(f.name, "")), kind
+            found[f.name] = f.metadata.get("about", beside.get(f.name, "")), kind
     return found
 
 
 @cache
-def _comments(cls: Any) -> dict[str, str]:
+def comments(cls: Any) -> dict[str, str]:
     """What the source says beside each field, where there is a source."""
     try:
         lines = inspect.getsource(cls).splitlines()

@@ -37,7 +37,13 @@ def grid(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], changes: Se
                 table["method"] = value if isinstance(value, dict) else {"name": value}
             else:
                 strict.assign(table, key, value)
-        experiments.append(read(table, changes))
+        try:
+            experiments.append(read(table, changes))
+        except BadInput as error:
+            if "method" not in axes or "method." not in str(error):
+                raise
+            name = table["method"]["name"]
+            raise BadInput(f"{name}: {error}; what is for one method goes into a file's table [method]") from None
     return experiments
 
 

@@ -38,6 +38,8 @@ MARKS = {  # around the best, around the second
     "text": (("", "¹"), ("", "²")),
 }
 
+LATEX_WIDE = 70  # letters in a line of \small: the 345 points of a page of one column
+
 
 @dataclass(frozen=True)
 class Table:
@@ -78,7 +80,10 @@ class Table:
         """Of a column of numbers, which are not broken, and whose heading is broken between words."""
         marked = {column for _, column in self.best | self.second}
         cells = [len(row[number]) + (number in marked) for row in self.rows]
-        return max(cells + [len(word) for word in re.split(r"\s+|(?<=-)", self.columns[number])])
+        return max(cells + [len(word) for word in self.columns[number].split()])
+
+    def _heading(self, number: int) -> list[str]:
+        return textwrap.wrap(self.columns[number], self._width(number), break_on_hyphens=False) or [""]
 
     def _block(self, numbers: list[int], styled: bool) -> "RichTable":
         from rich import box
@@ -88,7 +93,7 @@ class Table:
         table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
         table.add_column(Text(self.columns[0]), overflow="fold")
         for number in numbers:  # rich would break numbers before headings, so headings are broken here
-            head = textwrap.fill(self.columns[number], self._width(number))
+            head = "\n".join(self._heading(number))
             table.add_column(Text(head), justify="right", no_wrap=True, min_width=self._width(number))
         headings = dict(self.headings)
         for r, row in enumerate(self.rows):
@@ -155,28 +160,37 @@ class Table:
         return "\n\n".join([f"**{self.title}**", table, *self._notes("markdown")]) + "\n"
 
     def latex(self) -> str:
-        """A floating table; its lines are those of the package booktabs."""
+        """Floating tables with the lines of the package booktabs, each no wider than a page of one column."""
+        blocks = list(self._blocks(LATEX_WIDE))
+        return "\n".join(self._latex(block, n, block is blocks[-1]) for n, block in enumerate(blocks))
 
+    def _latex(self, block: list[int], number: int, last: bool) -> str:
         def line(cells: Iterable[str]) -> str:
             return " & ".join(cells) + r" \\"
 
+        def cell(r: int, c: int) -> str:
+            text = self.rows[r][c].translate(LATEX)
+            return self._marked(r, c, re.sub(r"^-(?=\d)", "$-$", text), "latex")
+
         headings, rows = dict(self.headings), []
-        for r, row in enumerate(self.rows):
+        long = max((len(row[0]) for row in self.rows), default=0) > LATEX_WIDE // 3
+        for r in range(len(self.rows)):
             if r in headings:
                 rows += [r"\midrule"] if r else []
-                rows.append(rf"\multicolumn{{{len(row)}}}{{l}}{{\emph{{{headings[r].translate(LATEX)}}}}} \\")
-            rows.append(line(self._marked(r, c, cell.translate(LATEX), "latex") for c, cell in enumerate(row)))
-        head = line(column.translate(LATEX) for column in self.columns)
-        notes = [note.translate(LATEX) for note in self._notes("latex")]
+                rows.append(rf"\multicolumn{{{len(block) + 1}}}{{l}}{{\emph{{{headings[r].translate(LATEX)}}}}} \\")
+            rows.append(line([long * r"\raggedright " + cell(r, 0), *(cell(r, c) for c in block)]))
+        heads = [[part.translate(LATEX) for part in self._heading(c)] for c in block]
+        tops = [r"\shortstack[r]{" + r"\\".join(parts) + "}" if len(parts) > 1 else parts[0] for parts in heads]
+        notes = [note.translate(LATEX) for note in self._notes("latex")] if last else []
         small = [r"\par\smallskip\footnotesize\raggedright", *notes] if notes else []
         return "\n".join(
             [
                 r"\begin{table}  % \usepackage{booktabs}",
-                r"\centering",
-                rf"\caption{{{self.title.translate(LATEX)}}}",
-                rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}",
+                r"\centering\small\setlength{\tabcolsep}{4pt}",
+                rf"\caption{{{self.title.translate(LATEX)}{', continued' if number else ''}}}",
+                r"\begin{tabular}{" + (r"p{0.32\linewidth}" if long else "l") + "r" * len(block) + "}",
                 r"\toprule",
-                head,
+                line([self.columns[0].translate(LATEX), *tops]),
                 r"\midrule",
                 *rows,
                 r"\bottomrule",

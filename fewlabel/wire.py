@@ -11,9 +11,9 @@ import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from ctypes import Array, c_char
+from ctypes import c_char
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate, repeat
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints, overload
@@ -71,6 +71,7 @@ class _Box:
     tensors: dict[str, Any]
     finite: bool = False
     device: torch.device = CPU  # where they are put when taken out
+    suspect: bool = False  # whether each is looked at for NaN and Inf
 
 
 _Step = Callable[[Any, _Box], Any]
@@ -85,18 +86,34 @@ def pack(value: object, kind: Any = None, header: Mapping[str, str] | None = Non
         box = _Box({})
         metadata = {"fewlabel": VERSION, "value": _to_json(encode(value, box)), **_extra(dict(header or {}))}
         _at_most(MAX_TENSORS, len(box.tensors), "tensors")
-        # As safetensors would write it, but for the metadata, whose order is random there, and without its copies.
-        entries: dict[str, Any] = {"__metadata__": metadata}
-        parts, end = list[Array[c_char]](), 0
-        for name, tensor in sorted(box.tensors.items(), key=lambda item: (_ORDER[item[1].dtype], item[0])):
-            start, end = end, end + tensor.nbytes
-            entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-            if tensor.nbytes:
-                parts.append((c_char * tensor.nbytes).from_address(tensor.data_ptr()))
-        head = _to_json(entries).encode()
-        head += b" " * (-len(head) % 8)
-        _at_most(MAX_HEADER, len(head), "bytes besides its tensors")
-        return b"".join((len(head).to_bytes(8, "little"), head, *parts))
+        looks = tuple([(tensor.dtype, tensor.shape) for tensor in box.tensors.values()])
+        known = len(metadata["value"]) < MAX_TEXT >> 4  # what is longer is not worth its memory
+        told = tuple(metadata.items())
+        head, sizes = _head(told, looks) if known else _head.__wrapped__(told, looks)
+        parts = ((c_char * size).from_address(box.tensors[name].data_ptr()) for name, size in sizes)
+        return b"".join((head, *parts))
+
+
+@lru_cache(MAX_KNOWN)
+def _head(
+    metadata: tuple[tuple[str, str], ...], looks: tuple[tuple[torch.dtype, torch.Size], ...]
+) -> tuple[bytes, list[tuple[str, int]]]:
+    """What stands before the tensors, and the names and sizes of those that have any bytes, in the order they follow.
+
+    It is as safetensors would write it, but for the metadata, whose order is random there.
+    """
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    sizes, end = list[tuple[str, int]](), 0
+    named = [(str(number), *look) for number, look in enumerate(looks)]
+    for name, dtype, shape in sorted(named, key=lambda one: (_ORDER[one[1]], one[0])):
+        start, end = end, end + shape.numel() * dtype.itemsize
+        entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        if end > start:
+            sizes.append((name, end - start))
+    head = _to_json(entries).encode()
+    head += b" " * (-len(head) % 8)
+    _at_most(MAX_HEADER, len(head), "bytes besides its tensors")
+    return len(head).to_bytes(8, "little") + head, sizes
 
 
 @overload
@@ -116,7 +133,7 @@ def unpack(
     with _speaking_of(kind):
         _at_most(max_bytes, memoryview(data).nbytes, "bytes")
         content, tensors = _opened(data)
-        box = _Box(tensors, finite, device)
+        box = _Box(tensors, finite, device, finite and not _all_finite(data, tensors))
         value = decode(content, box)
         if box.tensors:
             raise _PathError(f"tensor {_brief.repr(min(box.tensors))} belongs to no part of the value")
@@ -135,7 +152,10 @@ def check_kind(kind: Any) -> None:
 
 
 def check_like(value: object, network: Mapping[str, Tensor]) -> None:
-    """Every dict of tensors in `value` that shares a name with `network` must fit it; norm statistics may be absent."""
+    """Every dict of tensors in `value` that shares a name with `network`, or is called `model`, must fit it.
+
+    Norm statistics may be absent, and no variance may be below zero.
+    """
     _compare(value, network, type(value).__name__)
 
 
@@ -147,7 +167,8 @@ def _compare(value: object, network: Mapping[str, Tensor], path: str) -> None:
         for i, part in enumerate(value):
             _compare(part, network, f"{path}[{i}]")
     elif isinstance(value, dict):
-        is_tree = all(isinstance(part, Tensor) for part in value.values()) and not network.keys().isdisjoint(value)
+        named = path.endswith(".model") or not network.keys().isdisjoint(value)
+        is_tree = named and all(isinstance(part, Tensor) for part in value.values())
         for key in {**network, **value} if is_tree else value:
             if not is_tree:
                 _compare(value[key], network, f"{path}[{_brief.repr(key)}]")
@@ -156,6 +177,8 @@ def _compare(value: object, network: Mapping[str, Tensor], path: str) -> None:
                 if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
                     where = f"{path}[{_brief.repr(key)}]"
                     raise WireError(f"{where}: expected {_looks(a)}, found {_looks(b)}.")
+                if key.endswith("running_var") and b.numel() and b.min() < 0:
+                    raise WireError(f"{path}[{_brief.repr(key)}]: a variance is not below zero.")
 
 
 def _looks(tensor: Tensor | None) -> str:
@@ -224,6 +247,15 @@ def _opened(data: bytes | bytearray | memoryview) -> tuple[Any, dict[str, Any]]:
     content, entries = known
     body = view[len(head) :] if isinstance(data, bytearray) else memoryview(bytearray(view[len(head) :]))
     return content, {n: {"dtype": dtype, "shape": shape, "data": body[a:b]} for n, dtype, shape, (a, b) in entries}
+
+
+def _all_finite(data: Bytes, tensors: dict[str, Any]) -> bool:
+    """Whether one sum over a network's weights, which lie side by side, shows that none is NaN or Inf."""
+    kinds = {entry["dtype"] for entry in tensors.values()}
+    if kinds != {"F32"} or not isinstance(data, bytearray):
+        return False
+    start = 8 + int.from_bytes(data[:8], "little")
+    return start == len(data) or math.isfinite(torch.frombuffer(data, dtype=torch.float32, offset=start).sum())
 
 
 def _extra(entries: dict[str, str]) -> dict[str, str]:
@@ -408,7 +440,7 @@ def _tensor_in(value: Any, box: _Box) -> Tensor:
     # `data` is a part of a bytearray made for this value alone, so the tensor may keep it; an empty one is refused.
     tensor = torch.frombuffer(data, dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
     # One NaN or Inf makes the sum so; finite values may do too, by overflow, and only then each is looked at.
-    if box.finite and dtype.is_floating_point and not math.isfinite(tensor.sum()) and not tensor.isfinite().all():
+    if box.suspect and dtype.is_floating_point and not math.isfinite(tensor.sum()) and not tensor.isfinite().all():
         raise _PathError("expected finite values, found NaN or Inf")
     return tensor if box.device.type == "cpu" else tensor.to(box.device)
 

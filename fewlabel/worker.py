@@ -74,6 +74,7 @@ class World:
     experiment: Experiment
     dataset: datasets.Dataset
     partition: Partition
+    tested: tuple[int, ...] = ()  # clients elsewhere that hold images to test on
 
     @classmethod
     def open(cls, directory: Path) -> "World":
@@ -148,19 +149,22 @@ class World:
             validation = self.whole("validation", rng) if "validation" in self.measured else None
         else:
             share, validation = self.share(client, round), None
-        tally = Tally()
-        labeled = self.training(share.labeled, rng.stream("labeled").torch, tally)
-        images, where = self.dataset.splits["train"].images, torch.from_numpy(share.unlabeled)
-        unlabeled = Unlabeled(images, where, rng.stream("unlabeled").torch, tally)
+        tally, images = Tally(), self.dataset.splits["train"].images
+        labeled = unlabeled = None
+        if len(share.labeled):
+            labeled = self.training(share.labeled, rng.stream("labeled").torch, tally)
+        if len(share.unlabeled):
+            where = torch.from_numpy(share.unlabeled)
+            unlabeled = Unlabeled(images, where, rng.stream("unlabeled").torch, tally)
         return Site(
-            ClientInfo(client, len(labeled), len(unlabeled)),
+            ClientInfo(client, len(share.labeled), len(share.unlabeled)),
             round=round,
             rounds=self.experiment.rounds,
             num_classes=len(self.dataset.classes),
             model=model,
             rng=rng,
-            labeled=labeled if len(labeled) else None,
-            unlabeled=unlabeled if len(unlabeled) else None,
+            labeled=labeled,
+            unlabeled=unlabeled,
             validation=validation,
             buffers=self.experiment.model.buffers,
             tally=tally,
@@ -201,7 +205,7 @@ class Worker:
         # By their dictionaries, as a module looks long at each attribute that is set.
         self.modules = tuple((vars(module), module.training) for module in self.model.modules())
         self.parameters = tuple((parameter, parameter.requires_grad) for parameter in self.model.parameters())
-        self.states = ClientStates(directory / "clients")
+        self.states = ClientStates(directory / "clients", durable=not self.watched)
 
     def attempt(self, job: Job, message: bytes, statistics: bytes | None) -> Outcome:
         """Does a job; what a task raises becomes part of the outcome, the same from any process."""
@@ -296,7 +300,10 @@ class Worker:
         self.model.load_state_dict(tree.untrained(self.model) | weights)
         if tree.statistics(tree.of(self.model)).keys() - weights.keys():
             batch_statistics(self.model, batches())
-        return Outcome(None, evaluate.measure(evaluate.predict(self.model, batches()), images.y))
+        scores = evaluate.predict(self.model, batches())
+        if job.client != SERVER_ID:  # a site's own test images, of which counts alone may leave it
+            return Outcome(wire.pack(evaluate.shared(scores, images.y)), {})
+        return Outcome(None, evaluate.measure(scores, images.y))
 
     def statistics(self, job: Job, weights: Tree, rng: Rng) -> Outcome:
         """A client's own BatchNorm statistics under these weights, over all of its images."""

@@ -174,8 +174,8 @@ def places(library: str) -> list[tuple[str, str]]:
     ]
 
 
-def test_flower_is_known_to_one_file():
-    assert {name for name, _ in places("flwr")} <= {"flower"}
+def test_flower_is_known_to_its_transport_and_to_its_simulation():
+    assert {name for name, _ in places("flwr")} <= {"flower", "cluster"}
 
 
 def test_torchvision_is_known_to_the_models_and_loads_when_one_is_built():

@@ -20,6 +20,7 @@ from tests.conftest import SMALL
 
 SETTINGS = [word for change in SMALL for word in ("--set", change)]
 RUN = ["run", "--workers", "1", *SETTINGS]
+TINY = ["--set", "model=tests.nets:tiny"]  # with BatchNorm behind its last pooling
 Complain = Callable[..., tuple[int, str]]
 BAD = "tests.bad_methods:"
 
@@ -124,6 +125,12 @@ CASES: list[tuple[list[str], int, list[str]]] = [
     (["sweep", "scalar.toml"], 2, ["grid.clients.alpha", "list of values"]),
     (["sweep", "--vary", "clients.alpha"], 2, ["--vary takes a.b=c,d"]),
     (["sweep", "--vary", "clients.aplha=1,2"], 2, ["did you mean 'clients.alpha'"]),
+    (["compare", "--methods", "rscfed", "--set", "method.group_size=2"], 2, ["labels-only: unknown", "[method]"]),
+    (["sweep", "--methods", "rscfed,fedirm", "--set", "method.group_size=2"], 2, ["fedirm: unknown", "[method]"]),
+    ([*RUN, *TINY, "--set", "method.local.batch_size=1"], 2, ["method.local.batch_size = 1 is too few", "raise it"]),
+    ([*RUN, "--method", "local-sl", "--set", "labels.at=server"], 2, ["share nothing", "labels.at"]),
+    ([*RUN, "--method", "local-uda", "--set", "labels.at=server"], 2, ["share nothing", "labels.at"]),
+    ([*RUN, "--method", "__main__:Mine"], 2, ["'__main__:Mine'", "script or notebook", "module of its own"]),
     (["list", "planets"], 2, ["'planets'", "methods"]),
     (["show", "nowhere"], 2, ["nowhere holds no run"]),
     (["bench", "nosuch"], 2, ["measurement"]),
@@ -139,6 +146,18 @@ def test_bad_input_is_one_sentence_and_an_exit_code(
     found, sentence = complaint(*argv)
     assert found == code
     assert [word for word in words if word not in sentence] == []
+
+
+def test_a_run_that_its_method_refuses_leaves_no_directory(complaint: Complain, tmp_path: Path) -> None:
+    refused = [*RUN, "--method", "local-sl", "--set", "method.patience=3"]
+    (tmp_path / "there").mkdir()
+    for out in ("new", "new", "there", "there"):
+        code, sentence = complaint(*refused, "--out", out)
+        assert (code, "unset method.patience" in sentence) == (2, True)
+    complaint(*refused)
+    left = sorted(path for path in tmp_path.rglob("*") if path.is_file() or path.parent != tmp_path)
+    assert left == []
+    assert not (tmp_path / "new").exists()
 
 
 def flip_a_byte(path: Path) -> None:

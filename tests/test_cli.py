@@ -14,7 +14,7 @@ import pytest
 
 from fewlabel.cli import main
 from fewlabel.display import Rounds, Runs, size, span
-from fewlabel.experiment import load
+from fewlabel.experiment import load, read
 from tests.conftest import SMALL
 
 QUICK = [word for change in (*SMALL, "rounds=2") for word in ("--set", change)]
@@ -347,7 +347,7 @@ def test_a_measurement_is_one_json_document_whatever_it_prints(
     (tmp_path / "benchmarks" / "tiny.py").write_text(
         '"""How fast nothing is."""\ndef main():\n    print(1)\n    return {"s": 0}'
     )
-    monkeypatch.setattr("fewlabel.cli.__file__", str(tmp_path / "fewlabel" / "cli.py"))
+    monkeypatch.setattr("fewlabel.show_cli.__file__", str(tmp_path / "fewlabel" / "show_cli.py"))
     assert fewlabel("bench") == (0, "tiny  How fast nothing is.\n", "")
     assert fewlabel("bench", "tiny") == (0, '{\n "s": 0\n}\n', "1\n")
 
@@ -374,6 +374,13 @@ def test_rounds_that_are_all_warm_up_and_groups_that_are_all_alike_are_told(fewl
     assert "rscfed: all of its 2 rounds are warm-up, in which labeled clients train alone; raise rounds" in found.err
     assert "rscfed: its groups of method.group_size = 99 are all alike" in found.err
     assert "warm-up" not in fewlabel("run", *QUICK, "--method", "rscfed", "--set", "method.warmup=1").err
+
+
+def test_a_learning_rate_that_changes_nothing_is_told() -> None:
+    told = "fedmatch: method.local.lr_unlabeled changes nothing"
+    for rate, cautions in (("0.1", 1), ("0.01", 0), ("none", 0)):
+        given = read({"method": "fedmatch"}, ["method.local.lr=0.01", f"method.local.lr_unlabeled={rate}"])
+        assert [sentence.startswith(told) for sentence in given.cautions] == [True] * cautions
 
 
 def test_settings_of_a_method_are_listed_as_its_source_explains_them(fewlabel: Command) -> None:

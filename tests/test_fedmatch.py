@@ -366,6 +366,13 @@ def test_helpers_are_the_h_most_reliable_and_all_clients_get_them():
     assert [helper.client for helper in three.helpers] == ["2", "1", "0"]
 
 
+def test_helpers_stay_where_only_labeled_clients_replied():
+    state = replace(START, helpers=(Helper("1", pack(weights([1, 1]))),))
+    after = BARE.round(state, Given(state, (weights([0, 0], [3, 0]), None)))
+    assert after.helpers == state.helpers
+    assert not torch.equal(after.sigma["1.bias"], state.sigma["1.bias"])
+
+
 def test_who_helps_need_not_be_sent_its_own_psi():
     state = replace(START, helpers=(Helper("1", pack(weights([1, 1]))), Helper("0", pack(weights([2, 2])))))
     fed = Given(state, None, None, None)

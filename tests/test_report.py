@@ -30,6 +30,7 @@ METHODS = {
     "isofed": {"Pseudo-labels", "Weights in the average"},
     "cbafed": {"Thresholds"},
     "fedirm": {"Relations among classes"},
+    "fedmatch": {"Weights in the average"},
 }
 ALWAYS = {"Over the rounds", "Recall by class", "Confusion", "Who holds what", "Costs"}
 PROBE = """<script>addEventListener("load", () => {
@@ -140,10 +141,10 @@ def test_every_plot_is_drawn_and_nothing_is_fetched_or_complained_of(
 def test_a_telephone_shows_it_without_scrolling_sideways_and_large_enough(
     pages: dict[str, Path], look: Callable[..., Seen]
 ) -> None:
-    seen = look(pages["all"], width=390).page
-    assert seen["width"] == 390
-    assert seen["page"] <= 390
-    assert all(300 < plot["width"] <= 390 and plot["smallest"] > 8 for plot in seen["plots"])
+    seen = look(pages["all"], width=360).page
+    assert seen["width"] == 360
+    assert seen["page"] <= 360
+    assert all(300 < plot["width"] <= 360 and plot["smallest"] > 8 for plot in seen["plots"])
 
 
 @browsed
@@ -176,11 +177,44 @@ def test_a_page_that_was_lost_is_written_again(
 
 
 def test_the_weights_of_clients_add_up(real: dict[str, list[Result]]) -> None:
-    """RSCFed's in all groups together to 1; IsoFed's to 1 among unlabeled and to 1 among labeled clients."""
-    for method, total in {"rscfed": 1.0, "isofed": 2.0}.items():
+    """RSCFed's in all groups together to 1; IsoFed's to 1 among unlabeled and to 1 among labeled clients.
+
+    FedMatch's to 1 among those who moved sigma and to 1 among those who moved psi.
+    """
+    for method, total in {"rscfed": 1.0, "isofed": 2.0, "fedmatch": 2.0}.items():
         for line in real[method][0].rounds:
             shares = [value for key, value in line.items() if key.startswith("weight_")]
             assert sum(shares) == pytest.approx(total)
+
+
+def test_fedmatch_has_a_plot_of_each_of_its_averages(real: dict[str, list[Result]]) -> None:
+    """Client 0 has labels, the others have none."""
+    sigma, psi = plots({"": [Row("fedmatch", tuple(real["fedmatch"]))]})["Weights in the average"]
+    assert "average of sigma" in sigma.caption
+    assert "average of psi" in psi.caption
+    assert [text.get_text() for text in sigma.figure.axes[0].get_yticklabels()] == ["0 (labels)"]
+    assert [text.get_text() for text in psi.figure.axes[0].get_yticklabels()] == ["1", "2", "3", "4"]
+    lines = real["fedmatch"][0].rounds
+    assert psi.figure.axes[0].images[0].get_array()[1, 2] == pytest.approx(100 * lines[2]["weight_psi_2"])
+
+
+def test_seconds_are_drawn_by_phase_and_add_up(real: dict[str, list[Result]]) -> None:
+    """What a round took beside its clients' work was the server's; evaluation comes after it."""
+    result = real["rscfed"][0]
+    for line in result.rounds:
+        assert 0 < line["seconds_train"] <= line["seconds"]
+        assert line["seconds_evaluate"] > 0
+    alone = plots({"": [Row("rscfed", (result,))]})["Costs"][1].figure.axes[0]
+    clients, server, evaluation = (drawn.get_ydata()[0] for drawn in alone.lines)
+    first = result.rounds[0]
+    assert clients + server == pytest.approx(first["seconds"])
+    assert evaluation == first["seconds_evaluate"]
+    many = plots({"": [Row("a", (result,)), Row("b", tuple(real["cbafed"]))]})["Costs"][1].figure.axes[0]
+    long = [sum(bar[row].get_width() for bar in many.containers) for row in (0, 1)]
+    spent = [[each.spent() for each in results] for results in ([result], real["cbafed"])]
+    assert long == pytest.approx(
+        [sum(s["seconds"] + s["seconds_evaluate"] for s in each) / len(each) for each in spent]
+    )
 
 
 def test_matrices_are_the_runs_numbers_in_the_mean_over_seeds(real: dict[str, list[Result]]) -> None:

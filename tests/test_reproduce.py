@@ -464,6 +464,16 @@ def test_the_list_names_every_table_and_the_data_that_are_missing(fewlabel: Comm
     assert len(told["rscfed-table1"]["rows"]) == 15
 
 
+def test_the_list_of_a_name_is_what_it_stands_for(fewlabel: Command):
+    [found] = json.loads(fewlabel("rscfed-table1/svhn-*", "--list", "--format", "json").out)
+    assert (found["name"], found["data"]) == ("rscfed-table1", {"svhn": False})
+    assert len(found["rows"]) == 5
+    lines = fewlabel("rscfed-table1/svhn-*", "--list").out.splitlines()
+    assert lines[-5:] == [f"rscfed-table1/{row}" for row in found["rows"]]
+    assert not [line for line in lines if "fedirm-table1" in line]
+    assert "no table or figure 'rscfed-tabel1'" in fewlabel("rscfed-tabel1", "--list").err
+
+
 @pytest.mark.parametrize(
     "name", ["rscfed-table1/svhn-rscfed", "fedirm-table1/ich-fedavg-upper", "isofed-table1/blood-upper-g05"]
 )

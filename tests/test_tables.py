@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -220,7 +222,7 @@ def test_latex_has_the_lines_of_booktabs_and_escapes_what_it_would_take_for_comm
     table = Table("50% of <x>", ("name", "b"), rows, ("A_note.",), frozenset({(0, 1)}), headings=((0, "s"), (1, "t")))
     assert table.latex().splitlines() == [
         r"\begin{table}  % \usepackage{booktabs}",
-        r"\centering",
+        r"\centering\small\setlength{\tabcolsep}{4pt}",
         r"\caption{50\% of \textless{}x\textgreater{}}",
         r"\begin{tabular}{lr}",
         r"\toprule",
@@ -237,6 +239,41 @@ def test_latex_has_the_lines_of_booktabs_and_escapes_what_it_would_take_for_comm
         r"A\_note.",
         r"\end{table}",
     ]
+
+
+def test_latex_breaks_headings_between_words_and_columns_that_do_not_fit_are_a_table_of_their_own() -> None:
+    rows = (("a" * 20, "-25", *["60.0 ± 1.0"] * 4),)
+    table = Table("t", ("name", "gap closed, %", *["pseudo-labels: accuracy"] * 4), rows, ("Note.",))
+    one, other = table.latex().split("\n\n")  # 20 + 9 + 2 * 16 letters, and no room for the third
+    assert r"\shortstack[r]{gap\\closed,\\\%}" in one
+    assert r"\shortstack[r]{pseudo-labels:\\accuracy}" in one
+    assert "$-$25" in one
+    assert "60.0" in one
+    assert (one.count("60.0"), other.count("60.0")) == (2, 2)
+    assert (one.count("a" * 20), other.count("a" * 20)) == (1, 1)
+    assert ("continued" in one, "continued" in other) == ("Note." in one, "Note." in other) == (False, True)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here: apt-get install texlive-latex-recommended")
+def test_latex_compiles_and_nothing_is_wider_than_the_page(made: Made, tmp_path: Path) -> None:
+    """Five seeds, so that there are chances, long names, and two settings with an overview before them."""
+    results = []
+    for alpha in (0.1, 0.8):
+        for name, off in {"labels-only": 0.0, "fedavg": 0.01, "rscfed": 0.02, "all-labels": 0.05}.items():
+            for seed, value in enumerate((0.1, 0.5, 0.9, 0.2, 0.8)):
+                shown = "a-rather-long-name_of & a $method$ 100%" if name == "rscfed" else name
+                experiment = replace(of(name, clients=Clients(alpha=alpha)), seed=seed, name=shown)
+                more = {"pseudo_labels": {"precision": value, "coverage": value}, "bytes_up": 10**9}
+                results.append(made(experiment, value + off, **more))
+    text = "\n".join(table.latex() for table in Comparison(results).tables())
+    whole = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{text}\end{{document}}"
+    (tmp_path / "page.tex").write_text(whole)
+    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "page.tex"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert said.returncode == 0, said.stdout[-2000:]
+    assert "Overfull" not in said.stdout, said.stdout
+    for words in (r"\textbf", r"\underline", "gap", "paired t-test"):
+        assert words in text
 
 
 def test_brackets_in_names_are_no_markup() -> None:

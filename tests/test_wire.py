@@ -8,6 +8,7 @@ import pickle
 import random
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Optional, TypeVar
@@ -642,6 +643,15 @@ def test_finite_accepts_values_whose_sum_overflows_and_every_integer_tensor() ->
         unpack(Tensor, pack(torch.ones(0, dtype=dtype), Tensor), finite=True)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_sum_over_a_network_finds_what_a_look_at_each_tensor_does(bad: float) -> None:
+    most = torch.finfo(torch.float32).max  # twice that is no float32, so the sum of both is Inf and each is not
+    for _ in range(2):  # the second time the head is known
+        unpack(Update, bytearray(pack(Update({"v": torch.tensor([most]), "w": torch.tensor([most])}))), finite=True)
+        data = pack(Update({"v": torch.ones(1), "w": torch.tensor([bad])}))
+        refused(Update, bytearray(data), r"^Update\.model\['w'\]: expected finite values", finite=True)
+
+
 def test_finite_refuses_a_number_too_large_for_a_float() -> None:
     data = with_value(pack(1.0), "1e999")
     assert unpack(float, data) == math.inf
@@ -667,6 +677,19 @@ def test_trees_that_fit_the_network_are_accepted_with_and_without_statistics() -
     check_like(State((NETWORK, bare, {}), {"m": partly}, {"class 1": torch.ones(7)}), NETWORK)
     check_like(NETWORK, NETWORK)
     check_like((1, "a", None, {"x": 1}, {1: torch.ones(1)}), NETWORK)
+
+
+@pytest.mark.parametrize("tree", [{}, {"elsewhere.weight": torch.ones(2)}])
+def test_what_is_called_a_model_is_one(tree: Tree) -> None:
+    for upload in (Update(tree), Update(tree, loss=1.0)):
+        with pytest.raises(WireError, match=r"^Update\.model\['0.weight'\]: expected .* found no such entry"):
+            check_like(upload, NETWORK)
+
+
+def test_a_variance_below_zero_is_refused() -> None:
+    for value, fits in ((torch.tensor([0.0, 1.0]), True), (torch.tensor([1.0, -1e-3]), False)):
+        with nullcontext() if fits else pytest.raises(WireError, match=r"\['1.running_var'\]: .* not below zero"):
+            check_like(Update(NETWORK | {"1.running_var": value}), NETWORK)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def load(
     columns: Mapping[str, str] | None = None,
     unreadable: str = "fatal",
     classes: tuple[str, ...] | None = None,
+    scale: Scale | None = None,
 ) -> Dataset:
     """The data set at this image size, where `fresh` asks a function of one's own, which may have changed, again.
 
@@ -99,15 +100,15 @@ def load(
     at `path`; they too are decoded anew when they have changed. So is everything whose decoded arrays are not as they
     were written, by their sizes and times, and where it is `fresh` by all but the bytes of images.
 
-    A site names the `classes` of its federation, and trains on all that it has.
+    A site names the `classes` and the `scale` of its federation, and trains on all that it does not test on.
     """
     split = split if classes is None else UNDIVIDED
     drawn = split != "published" or split_seed
     how = [f"{channels}ch"] * (channels is not None) + [f"{split}-{split_seed}"] * bool(drawn)
     if name in ones_own.KINDS:
         found = ones_own.find(name, path, columns)
-        found = found if classes is None else ones_own.undivided(found, classes)
-        read_own = partial(ones_own.read, found, skip=unreadable == "skip", drawn=split != "published")
+        found = found if classes is None else ones_own.undivided(found, classes, scale)
+        read_own = partial(ones_own.read, found, skip=unreadable == "skip", drawn=split not in ("published", UNDIVIDED))
         form, paths = Form((), read_own), list[Path]()
         how += [ones_own.fingerprint(found), unreadable]
     else:
@@ -246,7 +247,7 @@ def write_labels(raw: Raw, where: dict[str, np.ndarray], aside: Path, undivided:
     held = [part.clients for part in raw.parts.values() if part.clients is not None]
     known = {name: label[(side == name) & (label >= 0)] for name in SIDES}
     counts = {name: np.bincount(some, minlength=len(raw.classes)).tolist() for name, some in known.items()}
-    splits = ["train"] if undivided else [name for name in SIDES if any(counts[name])]
+    splits = [name for name in SIDES if any(counts[name]) or (undivided and name == "train")]
     if not undivided and not {"train", "test"} <= set(splits):
         raise BadInput(f"{len(label)} images are too few for this data.split: it leaves none for training or the test")
     for name in splits:

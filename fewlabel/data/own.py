@@ -72,6 +72,7 @@ class Found:
     loose: tuple[str, ...] = ()  # images in no class's folder
     notes: tuple[str, ...] = ()  # what may not be as it was meant
     columns: Mapping[str, str] = field(default_factory=dict)
+    scale: Scale | None = None  # a federation's, where it is one for all sites
 
     @property
     def splits(self) -> list[str]:
@@ -108,20 +109,28 @@ def find(
     return found
 
 
-def undivided(found: Found, classes: tuple[str, ...]) -> Found:
-    """The images to train on as one set, in the order of their files' names whatever folder they lie in.
+def undivided(found: Found, classes: tuple[str, ...], scale: Scale | None = None) -> Found:
+    """A site's images to train on as one set, in the order of their files' names whatever folder they lie in.
 
-    A site need not have images of all classes, and may have no labels at all.
+    A site need not have images of all classes, and may have no labels at all. Those that it keeps to test on, as its
+    folders, its table or its npz say, stay apart.
     """
-    if unknown := sorted({item.label for item in found.items} - {"", *classes}):
+    known = {name: label for label, name in folders(classes).items()} | {label: label for label in ("", *classes)}
+    if unknown := sorted({item.label for item in found.items} - known.keys()):
         raise BadInput(
-            f"{found.path} has images of '{unknown[0]}', which is no class of this federation; "
+            f"{found.path} has images of {', '.join(map(repr, unknown))}, "
+            f"which {'is no class' if len(unknown) == 1 else 'are no classes'} of this federation; "
             f"it has {', '.join(classes)}"
         )
-    items = [replace(item, split="") for item in found.items if item.split in ("", "train")]
+    sides = {"": "train", "train": "train", "test": "test"}
+    items = [replace(i, split=sides[i.split], label=known[i.label]) for i in found.items if i.split in sides]
+    if not any(item.split == "train" for item in items):
+        raise BadInput(f"{found.path} has no images to train on; put some beside those to validate and test on")
+    if all(item.split == "train" for item in items):
+        items = [replace(item, split="") for item in items]
     if found.kind != "npz":
         items.sort(key=lambda item: (item.file.name, item.name))
-    return replace(found, items=tuple(items), classes=classes)
+    return replace(found, items=tuple(items), classes=classes, scale=scale)
 
 
 def refuse_loose(found: Found) -> None:
@@ -434,7 +443,8 @@ def classes_of(items: Iterable[Item], named: tuple[str, ...], where: Path) -> tu
 
 def fingerprint(found: Found) -> str:
     """Another one as soon as a file, its size, its time, or what is said of it has changed."""
-    whole = (2, found.kind, os.path.abspath(found.path), found.classes, found.loose)  # 2: how they are read here
+    whole: tuple[object, ...] = (2, found.kind, os.path.abspath(found.path), found.classes, found.loose)
+    whole += (found.scale,) if found.scale else ()  # 2: how they are read here
     digest = hashlib.blake2b(repr(whole).encode("utf-8", "surrogateescape"), digest_size=8)
     for item in found.items if found.kind != "npz" else [Item(found.path, "")]:
         try:
@@ -575,7 +585,15 @@ def readable(found: Found, skip: bool) -> tuple[list[Item], bool, Scale]:
         raise BadInput(
             f"none of the {len(failed)} images in {found.path} can be read; {failed[0][0].name}: {failed[0][1]}"
         )
-    scale = {"values": pictures.span(headers)} if any(header.values for header in headers) else {}
+    wide = any(header.values for header in headers)
+    scale = {"values": pictures.span(headers)} if wide else {}
+    if found.scale is not None:
+        if wide and "values" not in found.scale:
+            raise BadInput(
+                f"{found.path} has images of more than eight bits, and the federation's terms do not say what is black "
+                f"and what is white; give them `values`, of which this site's need {list(scale['values'])}"
+            )
+        scale = found.scale
     return items, any(header.colour for header in headers), scale
 
 

@@ -1,14 +1,16 @@
 """Each client's share as files of its own, with the labels that it has and no trace of the others."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fewlabel.data.own import CLASSES, PATIENTS, UNLABELED, folders
+from fewlabel.data.raw import CHUNK, Scale
 from fewlabel.errors import BadInput, StorageError
 from fewlabel.rng import Rng
 
@@ -18,25 +20,101 @@ if TYPE_CHECKING:
 
 
 TERMS = "terms.json"
+MAX_SIZE = 4096  # of images, in pixels
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What all sites of a federation must read alike, or they would not train one model."""
+    """What all sites of a federation must read alike, or they would not train one model.
+
+    A site's labels count by their names, whichever of the classes it has. Without mean and std the server asks all
+    sites for their `Pixels` before the first round. Images of more than eight bits need `values`, as a scale that each
+    site takes from its own would make one brightness mean different things; without a `window`, each DICOM file is
+    seen as a viewer shows it.
+    """
 
     classes: tuple[str, ...]  # in their order
     channels: int
     image_size: int
-    mean: tuple[float, ...]  # per channel, of pixels in 0..1
-    std: tuple[float, ...]
+    mean: tuple[float, ...] | None = None  # per channel, of pixels in 0..1
+    std: tuple[float, ...] | None = None
+    values: tuple[float, ...] | None = None  # which become 0 and 255, of images with more than eight bits
+    window: tuple[float, ...] | None = None  # centre and width of what is seen of DICOM, in its rescaled values
+
+    def __post_init__(self) -> None:
+        if len(set(self.classes)) < max(2, len(self.classes)):
+            raise BadInput(
+                f"a federation has two classes or more, each once; found {', '.join(self.classes) or 'none'}"
+            )
+        if self.channels < 1 or not 0 < self.image_size <= MAX_SIZE:
+            raise BadInput(
+                f"images have a channel or more and a size up to {MAX_SIZE}, not {self.channels} and {self.image_size}"
+            )
+        if (self.mean is None) != (self.std is None) or {len(m) for m in (self.mean, self.std) if m} - {self.channels}:
+            raise BadInput(f"mean and std are {self.channels} numbers each, one for a channel, or neither is given")
+        if not all(deviation > 0 for deviation in self.std or ()):
+            raise BadInput("each std must be above 0")
+        if self.values is not None and not (len(self.values) == 2 and self.values[0] < self.values[1]):
+            raise BadInput("values are two numbers, which become black and white, such as [0, 4095]")
+        if self.window is not None and not (len(self.window) == 2 and self.window[1] > 1):
+            raise BadInput("a window is two numbers, its centre and its width, such as [40, 400]")
 
     @classmethod
     def of(cls, dataset: "Dataset") -> "Terms":
         images = dataset.splits["train"].images
-        return cls(dataset.classes, dataset.channels, dataset.image_size, images.mean, images.std)
+        return cls(dataset.classes, dataset.channels, dataset.image_size, images.mean, images.std, **dataset.scale)
 
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps(vars(self), indent=1))
+    @property
+    def scale(self) -> Scale:
+        given = {"values": self.values, "window": self.window}
+        return {name: (pair[0], pair[1]) for name, pair in given.items() if pair is not None}
+
+    def settled(self, parts: "Iterable[Pixels]") -> "Terms":
+        """With the mean and std of all these pixels together."""
+        mean, std = moments(parts)
+        return replace(self, mean=mean, std=std)
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A site's pixels as far as the mean and std of all need them: exact sums for each channel, of values in 0..255.
+
+    They betray how bright its images are on the whole and how much that varies, and so are sent only if asked for.
+    """
+
+    count: int  # in one channel
+    total: tuple[int, ...]
+    squares: tuple[int, ...]
+
+    @classmethod
+    def of(cls, pixels: np.ndarray) -> "Pixels":
+        """Of images uint8 [N, C, H, W]."""
+        count, total, squares = 0, np.zeros(pixels.shape[1], np.int64), np.zeros(pixels.shape[1], np.int64)
+        for some in np.array_split(pixels, pixels.nbytes // CHUNK + 1):
+            channels = some.swapaxes(0, 1).reshape(len(total), -1).astype(np.int64)
+            count, total, squares = count + channels.shape[1], total + channels.sum(1), squares + (channels**2).sum(1)
+        return cls(count, tuple(total.tolist()), tuple(squares.tolist()))
+
+    def check(self, terms: Terms, images: int) -> None:
+        """Raises BadInput where these cannot be the sums of so many images."""
+        sums = list(zip(self.total, self.squares, strict=False))
+        possible = all(s >= 0 and s * s <= self.count * q and q <= 255 * s for s, q in sums)
+        if len(self.total) != terms.channels or len(self.squares) != terms.channels or not possible:
+            raise BadInput(f"its sums are not those of pixels in {terms.channels} channels")
+        if self.count != images * terms.image_size**2:
+            raise BadInput(f"it sums {self.count} pixels, but {images} images have {images * terms.image_size**2}")
+
+
+def moments(parts: Iterable[Pixels]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel over all parts, exact to the last rounding, of pixels in 0..1."""
+    parts = list(parts)
+    count = sum(part.count for part in parts)
+    total, squares = (
+        [sum(of) for of in zip(*sums, strict=True)] for sums in ([p.total for p in parts], [p.squares for p in parts])
+    )
+    mean = tuple(s / (255 * count) for s in total)
+    variance = [(count * q - s * s) / (255 * count) ** 2 for s, q in zip(total, squares, strict=True)]
+    return mean, tuple(max(math.sqrt(v), 1e-6) for v in variance)
 
 
 @dataclass(frozen=True)
@@ -67,7 +145,7 @@ def write(dataset: "Dataset", partition: "Partition", to: Path, kind: str, seed:
             writer = write_npz if kind == "npz" else write_folder
             writer(path, pixels[order], labels[order], dataset.classes, patients)
             written.append(Written(path, int((labels >= 0).sum()), int((labels < 0).sum())))
-        Terms.of(dataset).save(to / TERMS)
+        (to / TERMS).write_text(json.dumps(vars(Terms.of(dataset)), indent=1))
         return written
     except OSError as error:
         raise StorageError(f"{to} cannot be written: {error.strerror or error}") from None

@@ -7,7 +7,7 @@ from fewlabel.errors import BadInput
 from fewlabel.rng import Rng
 
 SIDES = ("train", "validation", "test")
-UNDIVIDED = "undivided"  # the split of a site, which trains on all that it is given
+UNDIVIDED = "undivided"  # the split of a site, which trains on all that it does not name as test
 
 # Of all images, in per cent. FedMatch's are 63,000/3,500/3,500 of Fashion-MNIST and 54,000/3,000/3,000 of CIFAR-10.
 SPLITS: dict[str, tuple[int, int, int]] = {"80-20": (80, 0, 20), "70-10-20": (70, 10, 20), "fedmatch": (90, 5, 5)}
@@ -20,7 +20,7 @@ def sides(parts: dict[str, Part], split: str, seed: int) -> dict[str, np.ndarray
     is drawn from all images together by a stream of its own, so that no other setting changes it.
     """
     if split == UNDIVIDED:
-        return {name: np.full(len(part), "train") for name, part in parts.items()}
+        return {name: np.full(len(part), "test" if name == "test" else "train") for name, part in parts.items()}
     if split == "published" and "all" not in parts:
         return {name: np.full(len(part), name) for name, part in parts.items()}
     split = "70-10-20" if split == "published" else split

@@ -1,6 +1,6 @@
 """FedMatch's network: its parameters are the sum of two sets, of which one is frozen while the other learns."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -108,3 +108,12 @@ def traffic(sigmas: Mapping[str, Packed], psis: Mapping[str, Packed], old: Tree,
     sent = sum(len(part.values) for parts in (sigmas, psis) for part in parts.values())
     filled = sum(int(value.count_nonzero()) for part in psis.values() for value in unpack(part, old).values())
     return {"sent": sent / (clients * count), "psi_density": filled / (max(1, len(psis)) * count)}
+
+
+def shares(**parts: tuple[Mapping[str, Packed], Sequence[float]]) -> dict[str, float]:
+    """How much each client counts in the averages of sigma and of psi, by names for the round's line."""
+    return {
+        f"weight_{part}_{who}": weight / sum(weights)
+        for part, (moved, weights) in parts.items()
+        for who, weight in zip(moved, weights, strict=True)
+    }

@@ -77,6 +77,8 @@ class FedAvg:
     def init(self, fed: Federation) -> State:
         if self.patience and not self.sharing:
             raise BadInput("learning rates fall by models that the server sees; unset method.patience, or share them")
+        if not self.sharing and not fed.labeled:
+            raise BadInput("clients that share nothing learn from no labels but their own; let labels.at name clients")
         if self.patience and fed.server.validation is None:
             raise BadInput("learning rates fall by a validation set; set labels.validation, such as 0.1")
         return State(fed.server.weights())

@@ -30,7 +30,7 @@ from fewlabel import tree
 from fewlabel.errors import BadInput
 from fewlabel.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Model, Site, on_client, on_server
 from fewlabel.learn.agreement import agreed, confident, fixmatch, inter_client
-from fewlabel.learn.decomposed import Decomposed, average, floats, frozen, summed, together, traffic, zeros
+from fewlabel.learn.decomposed import Decomposed, average, floats, frozen, shares, summed, together, traffic, zeros
 from fewlabel.learn.loop import Local, paired
 from fewlabel.learn.rate import Rate, Score, fallen, score
 from fewlabel.learn.sparse import Packed, pack, placed, trimmed, unpack
@@ -131,9 +131,9 @@ class FedMatch:
         scores = dict(zip(sent, fed.map(self.score, models), strict=True))
         sigmas = {who: update.sigma for who, update in sent.items() if update.sigma}
         psis = {who: update.psi for who, update in sent.items() if update.psi}
-        fed.log(**traffic(sigmas, psis, state.psi, len(sent)))
-        sigma = average(sigmas, state.sigma, self.weights([scores[who] for who in sigmas]))
-        psi = average(psis, state.psi, self.weights([scores[who] for who in psis]))
+        by_sigma, by_psi = (self.weights([scores[who] for who in moved]) for moved in (sigmas, psis))
+        fed.log(**traffic(sigmas, psis, state.psi, len(sent)), **shares(sigma=(sigmas, by_sigma), psi=(psis, by_psi)))
+        sigma, psi = average(sigmas, state.sigma, by_sigma), average(psis, state.psi, by_psi)
         return State(sigma, psi, self.choose(state, psis, scores), self.rates(state, scores))
 
     def weights(self, scores: list[Score]) -> list[float]:
@@ -142,9 +142,9 @@ class FedMatch:
         return accuracy if any(accuracy) else [1.0 for _ in accuracy]
 
     def choose(self, state: State, psis: dict[str, Packed], scores: dict[str, Score]) -> tuple[Helper, ...]:
-        """Who may help from the next round on."""
+        """Who may help from the next round on; where nobody moved psi, who did so far."""
         best = sorted(psis, key=lambda who: -scores[who].accuracy)[: self.helpers]
-        return tuple(Helper(who, pack(unpack(psis[who], state.psi))) for who in best)
+        return tuple(Helper(who, pack(unpack(psis[who], state.psi))) for who in best) or state.helpers
 
     def lent(self, state: State, who: str, round: int) -> list[Helper]:
         """Who helps a client in a round."""

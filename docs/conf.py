@@ -1,0 +1,70 @@
+"""The manual: `make docs` builds it, without a network, and takes every warning for an error."""
+
+import re
+import sys
+from pathlib import Path
+
+from latex2mathml.converter import convert
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import generated  # noqa: E402
+
+project, author = "FewLabel", "the FewLabel authors"
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_build", "results"]
+myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_heading_anchors = 3
+default_role = "code"
+smartquotes = False  # or --set would lose a dash
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+html_theme = "furo"
+html_title = "FewLabel"
+html_math_renderer = "mathml"
+html_show_copyright = html_show_sphinx = html_copy_source = False
+html_static_path = ["manual.css"]
+html_css_files = ["manual.css"]
+
+
+def setup(app):
+    app.add_html_math_renderer("mathml", (inline, None), (displayed, None))
+    app.connect("source-read", read)
+    app.connect("autodoc-process-signature", shorter)
+
+
+def shorter(app, what, name, obj, options, signature, returned):
+    """Types without their ranges, and defaults of settings that have settings without those: they are listed."""
+    if signature is None:
+        return None
+    plain = re.sub(r"Annotated\[(\w+), Range\([^()]*\)\]", r"\1", signature)
+    return re.sub(r"= (\w+)\(\w+=[^()]*\)", r"= \1()", plain), returned
+
+
+def inline(writer, node):
+    """Browsers draw MathML themselves, so that formulas need neither a script nor a font from elsewhere."""
+    from docutils.nodes import SkipNode
+
+    writer.body.append(convert(node.astext()))
+    raise SkipNode
+
+
+def displayed(writer, node):
+    from docutils.nodes import SkipNode
+
+    number = f'<span class="eqno">({node["label"]})</span>' if node.get("label") else ""
+    writer.body.append(f'<div class="math">{convert(node.astext(), display="block")}{number}</div>')
+    raise SkipNode
+
+
+def read(app, name, source):
+    """Generated parts come in, and what a link to the source tree leads to is named: it is no page of the manual."""
+    here = (HERE / name).parent
+
+    def named(link):
+        target = here / link[2].partition("#")[0]
+        outside = target.exists() and (target.is_dir() or not target.resolve().is_relative_to(HERE))
+        return link[1] if outside else link[0]
+
+    source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\(([^):\s]+)\)", named, generated.expand(source[0]))

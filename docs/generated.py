@@ -1,0 +1,128 @@
+"""The parts of the manual that the code writes: a page names one as `<!-- generated: settings rscfed -->`."""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from typing import get_args
+
+import click
+import typer
+
+import fewlabel
+from fewlabel import display
+from fewlabel.cli import app
+from fewlabel.federation import tasks
+from fewlabel.methods import METHODS
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """In Markdown; a bar in a cell would begin another."""
+    lines = [list(head), ["---" for _ in head], *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def settings(method: str = "") -> str:
+    """What `fewlabel list settings METHOD` says."""
+    rows = [row for row in display.settings_of(method) if not (method and row["name"] == "method.name")]
+    told = (
+        [f"`{row['name']}`", f"`{row['default']}`", "; ".join(filter(None, [row["about"], row["allowed"]]))]
+        for row in rows
+    )
+    return table(["setting", "default", "what it is; what it may be"], told)
+
+
+def names(what: str) -> str:
+    """What `fewlabel list WHAT` says."""
+    return table(["name", "what it is"], ([f"`{row['name']}`", row["about"]] for row in display.known(what)))
+
+
+def methods() -> str:
+    """All methods, and where labels may be for each."""
+    rows = display.known("methods")
+    return table(
+        ["name", "what it is", "labels at"], ([f"`{r['name']}`", r["about"], ", ".join(r["settings"])] for r in rows)
+    )
+
+
+def leaves(method: str) -> str:
+    """What leaves a site in words, and by the annotations of the tasks: all that can cross."""
+    found, chosen = tasks(type(METHODS[method])), display.leaves(METHODS[method])
+    rows = (
+        [f"`{task.name}`", contents(task.message), contents(task.upload), contents(task.state)]
+        for task in found.values()
+        if "client" in task.places
+    )
+    words = chosen.removeprefix("What leaves a site: ")
+    head = ["task at a site", "it gets", "it sends", "it keeps for itself"]
+    return f"{words[:1].upper()}{words[1:]}\n\n{table(head, rows)}"
+
+
+def contents(kind: object) -> str:
+    """The fields of a message's type."""
+    parts = [part for part in get_args(kind) or (kind,) if is_dataclass(part)]
+    return ", ".join(f"`{f.name}`" for part in parts for f in fields(part)) or "nothing"
+
+
+def paragraphs(method: str) -> list[str]:
+    """A method's file about itself, without its title and what leaves a site."""
+    doc = inspect.cleandoc(sys.modules[type(METHODS[method]).__module__].__doc__ or "")
+    return doc.partition("What leaves a site: ")[0].strip().split("\n\n")[1:]
+
+
+def idea(method: str) -> str:
+    return paragraphs(method)[0]
+
+
+def departs(method: str) -> str:
+    return "\n\n".join(paragraphs(method)[1:])
+
+
+def cli() -> str:
+    """Every command with its options."""
+    return "\n\n".join(command(typer.main.get_command(app), "fewlabel"))
+
+
+def command(found: click.Command, name: str) -> Iterable[str]:
+    words, _, examples = (
+        inspect.cleandoc(found.help or "").replace("\\[", "[").replace("\f", "").partition("Examples:\n")
+    )
+    yield f"{'##' if ' ' not in name else '###'} {name}"
+    yield re.sub(r"(?<!\n)\n(?!\n)", " ", words).strip()
+    if examples:
+        yield f"```sh\n{inspect.cleandoc(examples)}\n```"
+    options = [part for part in found.params if isinstance(part, click.Option) and part.name != "help"]
+    if options:
+        yield table(["option", "what it does"], ([option(one), one.help or ""] for one in options))
+    if found.epilog:
+        yield found.epilog
+    for part, below in getattr(found, "commands", {}).items():
+        if not below.hidden:
+            yield from command(below, f"{name} {part}")
+
+
+def option(found: click.Option) -> str:
+    value = "" if found.is_flag else f" {found.metavar or found.type.name.upper()}"
+    if isinstance(found.type, click.Choice) and not found.metavar:
+        value = f" {'|'.join(str(getattr(choice, 'value', choice)) for choice in found.type.choices)}"
+    return f"`{', '.join(found.opts)}{value}`"
+
+
+def python() -> str:
+    """The public names, by autodoc."""
+    kinds = {True: "autoclass", False: "autofunction"}
+    public = {name: getattr(fewlabel, name) for name in sorted(fewlabel.__all__, key=str.lower)}
+    shown = {name: kinds[inspect.isclass(value)] for name, value in public.items() if callable(value)}
+    parts = [
+        f".. {kind}:: fewlabel.{name}\n" + "   :members:\n" * (kind == "autoclass") for name, kind in shown.items()
+    ]
+    return "```{eval-rst}\n" + "\n".join([*parts, ".. automodule:: fewlabel.tree\n   :members:\n"]) + "```"
+
+
+PARTS = {part.__name__: part for part in (settings, names, methods, leaves, idea, departs, cli, python)}
+
+
+def expand(page: str) -> str:
+    """A page with its generated parts."""
+    return re.sub(r"<!-- generated: (\w+) ?([\w-]*) -->", lambda m: PARTS[m[1]](*filter(None, [m[2]])), page)

@@ -1,0 +1,142 @@
+"""Draws the manual's pictures: python docs/pictures.py writes docs/images/*.svg."""
+
+from pathlib import Path
+
+LABELED, UNLABELED, SERVER, PLAIN = "#cfe8cf", "#e6e6ee", "#fde2b8", "#ffffff"
+
+
+class Picture:
+    """Boxes with words in them, and arrows between them."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.size, self.parts = (width, height), list[str]()
+
+    def box(self, x: int, y: int, w: int, h: int, *lines: str, fill: str = PLAIN) -> "Picture":
+        self.parts.append(f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="6" fill="{fill}" stroke="#555"/>')
+        top = y + h / 2 - 8 * (len(lines) - 1)
+        for number, line in enumerate(lines):
+            self.text(x + w / 2, top + 16 * number + 4, line, bold=number == 0)
+        return self
+
+    def text(self, x: float, y: float, words: str, bold: bool = False, anchor: str = "middle") -> "Picture":
+        weight = ' font-weight="bold"' if bold else ""
+        self.parts.append(f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{weight}>{words}</text>')
+        return self
+
+    def arrow(self, x: int, y: int, to_x: int, to_y: int, words: str = "") -> "Picture":
+        self.parts.append(f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="#333" marker-end="url(#tip)"/>')
+        return self.text((x + to_x) / 2, (y + to_y) / 2 - 6, words) if words else self
+
+    def svg(self) -> str:
+        width, height = self.size
+        tip = '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        return "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+                f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12" fill="#222">',
+                f'<defs>{tip}<path d="M0,0 L8,4 L0,8 z" fill="#333"/></marker></defs>',
+                f'<rect width="{width}" height="{height}" fill="white"/>',
+                *self.parts,
+                "</svg>\n",
+            ]
+        )
+
+
+def rscfed() -> Picture:
+    p = Picture(640, 250)
+    p.box(10, 30, 130, 44, "labeled client", "cross-entropy", fill=LABELED)
+    p.box(10, 100, 130, 44, "unlabeled client", "student, teacher", fill=UNLABELED)
+    p.box(10, 170, 130, 44, "unlabeled client", "student, teacher", fill=UNLABELED)
+    for number, y in enumerate((20, 95, 170)):
+        p.box(250, y, 150, 54, f"group {number + 1} of M", "K clients at random", "near the mean: more", fill=SERVER)
+        for start in (52, 122, 192):
+            p.arrow(140, start, 250, y + 27)
+        p.arrow(400, y + 27, 500, 122)
+    return p.box(500, 98, 120, 48, "new model", "mean of the groups", fill=SERVER)
+
+
+def fedirm() -> Picture:
+    p = Picture(640, 210)
+    p.box(10, 20, 180, 64, "labeled client", "cross-entropy;", "how it confuses classes", fill=LABELED)
+    p.box(10, 124, 180, 64, "unlabeled client", "two views consistent;", "its confusion like theirs", fill=UNLABELED)
+    p.box(
+        430,
+        20,
+        200,
+        168,
+        "server",
+        "mean of the models,",
+        "mean of the relations:",
+        "C rows of C probabilities",
+        fill=SERVER,
+    )
+    p.arrow(190, 52, 430, 52, "weights, relation matrix").arrow(190, 142, 430, 142, "weights")
+    return p.arrow(430, 174, 190, 174, "model, mean relation")
+
+
+def cbafed() -> Picture:
+    p = Picture(640, 230)
+    p.box(10, 20, 190, 68, "labeled client", "first alone; blends with", "its own earlier weights", fill=LABELED)
+    words = "labels its images once", "a round; a second guess", "where that class is rare"
+    p.box(10, 124, 190, 84, "unlabeled client", *words, fill=UNLABELED)
+    words = "mean by images used,", "every s rounds blended", "with an earlier one;", "rare class: low threshold"
+    p.box(430, 20, 200, 188, "server", *words, fill=SERVER)
+    p.arrow(200, 54, 430, 54, "weights, class counts").arrow(200, 146, 430, 146, "weights, class counts")
+    return p.arrow(430, 190, 200, 190, "model, thresholds")
+
+
+def isofed() -> Picture:
+    p = Picture(640, 190)
+    p.box(10, 60, 90, 60, "model", fill=SERVER)
+    p.box(
+        150,
+        40,
+        160,
+        100,
+        "1. unlabeled clients",
+        "adapt to own images,",
+        "then student follows",
+        "a fresh teacher",
+        fill=UNLABELED,
+    )
+    p.box(345, 60, 70, 60, "mean by", "distance", fill=SERVER)
+    p.box(450, 40, 130, 100, "2. labeled clients", "adapt to own", "images, then", "cross-entropy", fill=LABELED)
+    p.arrow(100, 90, 150, 90).arrow(310, 90, 345, 90).arrow(415, 90, 450, 90)
+    p.parts.append('<path d="M515,140 V170 H55 V122" fill="none" stroke="#333" marker-end="url(#tip)"/>')
+    return p.text(285, 164, "mean by distance, next round")
+
+
+def fedmatch() -> Picture:
+    p = Picture(640, 230)
+    p.box(10, 20, 180, 60, "labels", "at clients or the server", "move sigma alone", fill=LABELED)
+    p.box(10, 140, 180, 60, "unlabeled images", "at clients", "move psi alone", fill=UNLABELED)
+    p.box(260, 80, 150, 60, "a client's network", "sigma + psi")
+    p.arrow(190, 50, 275, 80, "").arrow(190, 170, 275, 140)
+    p.box(470, 20, 160, 60, "mean by accuracy", "on the server's", "validation set", fill=SERVER)
+    p.box(470, 140, 160, 60, "helpers", "psi of the best models", fill=SERVER)
+    p.arrow(410, 95, 470, 60).arrow(550, 80, 550, 140)
+    return p.arrow(470, 180, 190, 180, "should agree with them")
+
+
+def architecture() -> Picture:
+    p = Picture(660, 300)
+    p.box(20, 20, 180, 64, "method", "what the paper says:", "round, local_update", fill=SERVER)
+    p.box(240, 20, 180, 64, "learn, tree", "losses, teachers,", "means of weights")
+    p.box(20, 120, 400, 44, "federation: sample, run, map, log", fill=SERVER)
+    p.arrow(110, 84, 110, 120).arrow(200, 52, 240, 52)
+    p.box(20, 200, 180, 64, "simulate", "this process, or", "many workers")
+    p.box(240, 200, 180, 64, "flower", "between hospitals")
+    p.arrow(110, 164, 110, 200).arrow(330, 164, 330, 200)
+    p.box(490, 100, 160, 84, "site", "images, scratch network,", "private state,", "random numbers", fill=UNLABELED)
+    p.box(490, 212, 160, 44, "data, views, models")
+    p.arrow(420, 225, 490, 175).arrow(570, 184, 570, 212)
+    p.text(445, 130, "wire")
+    p.parts.append('<path d="M110,264 V286 H460 V140 H488" fill="none" stroke="#333" marker-end="url(#tip)"/>')
+    return p
+
+
+PICTURES = (rscfed, fedirm, cbafed, isofed, fedmatch, architecture)
+
+if __name__ == "__main__":
+    for draw in PICTURES:
+        (Path(__file__).parent / "images" / f"{draw.__name__}.svg").write_text(draw().svg())

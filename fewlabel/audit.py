@@ -1,0 +1,169 @@
+"""A site's own account of all that came and all that left, each line chained to the one before by its hash.
+
+A line is on the disk before what it tells of leaves the site. Who changes, removes, inserts or moves a line breaks the
+chain there. Who cuts lines off at the end leaves a chain that is whole but ends too early: that shows to whoever noted
+the hash of a later line, the head. Who writes the whole log anew leaves a whole one, too, and it shows in the same way,
+so a head belongs into other hands than the log.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from fewlabel.errors import BadInput, StorageError
+
+FILE = "audit.jsonl"
+START = "0" * 64  # what the first line has before it
+TAIL = 1 << 16  # bytes in which the last line is found; no line is that long
+TEXT = 200  # characters of a name that a server may have made up
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line: a message that came, or a reply that left."""
+
+    number: int  # from 1
+    time: str  # UTC
+    run: str
+    round: int
+    task: str
+    direction: str  # in, out
+    bytes: int
+    sha256: str  # of the payload
+    previous: str  # hash of the line before
+    hash: str  # of all this but itself
+
+    @property
+    def sound(self) -> bool:
+        return self.hash == hashed({key: value for key, value in asdict(self).items() if key != "hash"})
+
+
+def hashed(line: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(line, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def note(folder: Path, direction: str, payload: Sequence[bytes], run: str, round: int, task: str) -> None:
+    """Appends a line about a payload, which may come in parts; when this returns, the line outlives a power cut."""
+    digest = hashlib.sha256()
+    for part in payload:
+        digest.update(part)
+    path = folder / FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # given up when the file is closed
+            last = whole_end(file, path)
+            line = {
+                "number": last.number + 1 if last else 1,
+                "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                "run": run[:TEXT],
+                "round": round,
+                "task": task[:TEXT],
+                "direction": direction,
+                "bytes": sum(map(len, payload)),
+                "sha256": digest.hexdigest(),
+                "previous": last.hash if last else START,
+            }
+            file.write(json.dumps(line | {"hash": hashed(line)}).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            handle = os.open(folder, os.O_RDONLY)
+            os.fsync(handle)  # or the file itself might not outlive it
+            os.close(handle)
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}; nothing leaves this site until it can"
+        ) from None
+
+
+def whole_end(file: IO[bytes], path: Path) -> Entry | None:
+    """The last whole line. What a kill left behind it is dropped: the reply that it was about has not left."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - TAIL))
+    tail = file.read()
+    torn = len(tail) - (tail.rfind(b"\n") + 1)
+    if torn:
+        file.truncate(size - torn)
+    lines = tail[: len(tail) - torn].splitlines()
+    if not lines:
+        return None
+    entry = entry_of(lines[-1])
+    if entry is None:
+        raise StorageError(f"the last line of {path} is damaged; look into it by `fewlabel audit`, and move it away")
+    return entry
+
+
+def entry_of(line: bytes) -> Entry | None:
+    """A line as it is read; None if it is not to the byte what `note` would write."""
+    try:
+        entry = Entry(**json.loads(line))
+    except (ValueError, TypeError):
+        return None
+    known = all(type(getattr(entry, field.name)) is field.type for field in fields(Entry))
+    same = known and entry.direction in ("in", "out") and json.dumps(asdict(entry)).encode() == line
+    return entry if same and entry.sound else None
+
+
+@dataclass(frozen=True)
+class Account:
+    """A log as it was found."""
+
+    entries: tuple[Entry, ...]
+    faults: tuple[str, ...]  # what is wrong, each with the number of its line
+    torn: bool  # whether the last line was half written when its process was killed
+
+    @property
+    def head(self) -> str:
+        return self.entries[-1].hash if self.entries else START
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """By task how many messages came and replies left, and their bytes."""
+        found: dict[str, dict[str, int]] = {}
+        for entry in self.entries:
+            row = found.setdefault(entry.task, {"in": 0, "bytes_in": 0, "out": 0, "bytes_out": 0})
+            row[entry.direction] += 1
+            row[f"bytes_{entry.direction}"] += entry.bytes
+        return found
+
+    def line_of(self, head: str) -> int:
+        """The number of the line that had this hash when somebody noted it."""
+        for entry in self.entries:
+            if entry.hash == head:
+                return entry.number
+        raise BadInput(f"no line has the hash {head}: the log was cut off or written anew since that was noted")
+
+
+def verify(path: Path) -> Account:
+    """Reads a log, and finds each place where the chain is broken."""
+    try:
+        *lines, rest = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from None
+    entries, faults, number, previous, spoiled = list[Entry](), list[str](), 0, START, 0
+    for place, line in enumerate(lines, 1):
+        entry = entry_of(line)
+        if entry is None:
+            faults.append(f"line {place} was changed, or put in")
+            spoiled += 1
+            continue
+        entries.append(entry)
+        if entry.number <= number:
+            faults.append(f"line {place} has the number {entry.number}, which came before: it was moved, or put in")
+            continue
+        if entry.number > number + 1 + spoiled:
+            gone = f"{number + 1 + spoiled}" + (
+                f" to {entry.number - 1}" if entry.number > number + 2 + spoiled else ""
+            )
+            faults.append(f"line {place} has the number {entry.number}: before it {gone} was removed, or moved")
+        elif entry.number == number + 1 and entry.previous != previous:
+            faults.append(f"line {place} does not follow on the one before: that was written anew, or put in")
+        number, previous, spoiled = entry.number, entry.hash, 0
+    return Account(tuple(entries), tuple(faults), bool(rest))

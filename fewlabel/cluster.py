@@ -1,0 +1,220 @@
+"""A simulation by Flower's own engine, on Ray: the jobs of a run spread over a cluster, with the simulator's bits.
+
+Each client is a virtual node, known by its `partition-id`. A message to it is one ConfigRecord: `job`, the `message` of
+the method and perhaps `statistics`; back come `told`, what was measured from outside, and perhaps an `upload`. Nodes
+read the run's directory, which all machines of a cluster must see. Flower starts the server's part in a thread.
+"""
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+# Flower and Ray look at these when they are imported, and Ray's processes inherit them: no word to their makers, and
+# where no cluster is named, nothing that other machines could reach.
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+if "RAY_ADDRESS" not in os.environ:
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fewlabel import device, flower, runs
+from fewlabel.errors import BadInput, FewLabelError, RunFailed
+from fewlabel.experiment import Experiment, load
+from fewlabel.worker import SERVER_ID, Job, Outcome, Serial, Worker
+
+POLL = 0.01  # seconds between two looks for replies
+FOREVER = 1e7  # seconds that a message may take
+
+
+def execute(
+    directory: Path, *, workers: int | None, watch: runs.Watch | None, stop: Callable[[], bool]
+) -> dict[str, Any]:
+    """Runs what `runs.prepare` laid out, or the rest of it, and returns its summary."""
+    from flwr.simulation import run_simulation
+
+    experiment, over = load(directory / "experiment.toml"), threading.Event()
+    done: list[dict[str, Any] | Exception] = []
+
+    def serve(grid: Grid, context: Context) -> None:
+        try:
+            executor = VirtualNodes(grid, experiment.clients.count, over)
+            done.append(runs.execute(directory, executor=executor, watch=watch, stop=stop))
+        except Exception as error:  # Flower would log it and raise another
+            done.append(error)
+
+    server, client = ServerApp(), ClientApp()
+    server.main()(serve)
+    client.query()(introduce)
+    client.train()(respond)
+    try:
+        with ray_running(workers, experiment):
+            resources: Any = {"num_cpus": experiment.threads, "num_gpus": share_of_gpu(experiment)}
+            run_simulation(server, client, experiment.clients.count, backend_config={"client_resources": resources})
+    except Exception as error:  # Ray and Flower raise what they like
+        done.append(
+            RunFailed(f"Ray cannot be used: {flower.printable(str(error.__cause__ or error))}; resume to go on")
+        )
+    finally:
+        over.set()
+    if isinstance(found := done[0], Exception):
+        raise found
+    return found
+
+
+def share_of_gpu(experiment: Experiment) -> float:
+    return 0.0 if experiment.device == "cpu" else 1 / device.PER_GPU
+
+
+@contextmanager
+def ray_running(workers: int | None, experiment: Experiment) -> Iterator[None]:
+    """Ray, on the cluster that RAY_ADDRESS names, or on this machine alone: then nothing listens to others."""
+    import ray
+
+    path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
+    told = {name: os.environ[name] for name in ("FEWLABEL_DATA", "XDG_CACHE_HOME") if name in os.environ}
+    options: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": path, **told}}, "include_dashboard": False}
+    options |= {"logging_level": logging.CRITICAL, "log_to_driver": False}
+    noise, level = logging.getLogger("flwr"), logging.getLogger("flwr").level
+    mine = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    with tempfile.TemporaryDirectory(prefix="fewlabel-", dir="/tmp", ignore_cleanup_errors=True) as folder:  # short
+        if "RAY_ADDRESS" not in os.environ:
+            cores = (workers or device.workers(experiment.device)) * experiment.threads
+            options |= {"address": "local", "num_cpus": cores, "_temp_dir": folder, "_node_ip_address": "127.0.0.1"}
+        noise.setLevel(logging.CRITICAL + 1)
+        try:
+            ray.init(**options)
+            if mine:
+                signal.signal(signal.SIGTERM, before)  # Ray's own would end the process in mid-round
+            yield
+        finally:
+            ray.shutdown()
+            noise.setLevel(level)
+
+
+# The server
+
+
+class VirtualNodes:
+    """Has clients' jobs done by their virtual nodes, and the server's own here."""
+
+    def __init__(self, grid: Grid, clients: int, over: threading.Event) -> None:
+        import ray
+
+        resources: Any = ray.cluster_resources  # which has no types
+        self.grid, self.over, self.window = grid, over, 2 * int(resources()["CPU"])
+        self._here = Serial()
+        self._tickets = 0
+        self._sent: dict[str, tuple[int, Job]] = {}
+        self._outcomes: dict[int, Outcome] = {}
+        self._nodes = self._meet(clients)
+
+    def _meet(self, clients: int) -> dict[int, int]:
+        """The node of each client: they are numbered by chance, and say themselves who they are."""
+        while len(nodes := list(self.grid.get_node_ids())) < clients:
+            self._rest()
+        asked = {self._send(node, "query"): node for node in nodes}
+        found: dict[int, int] = {}
+        while asked:
+            for sent, reply in flower.receive(self.grid, asked):
+                found[json.loads(told(reply))] = asked.pop(sent)
+            self._rest()
+        return found
+
+    def _send(self, node: int, kind: str, group: str = "", **parts: bytes | None) -> str:
+        if (sent := flower.send(self.grid, node, FOREVER, kind, group, **parts)) is None:
+            raise RunFailed("Flower did not take a message; resume to go on")
+        return sent
+
+    def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
+        self._tickets += 1
+        if job.client == SERVER_ID:
+            self._outcomes[self._tickets] = self._here.collect(self._here.submit(job, message, statistics))
+            return self._tickets
+        parts = {"job": json.dumps(vars(job)).encode(), "message": message, "statistics": statistics}
+        self._sent[self._send(self._nodes[job.client], "train", str(job.round), **parts)] = self._tickets, job
+        return self._tickets
+
+    def ready(self, ticket: int) -> bool:
+        return ticket in self._outcomes
+
+    def wait(self) -> None:
+        while not self._hear():
+            self._rest()
+
+    def _hear(self) -> bool:
+        """Whether a job has come to an end since."""
+        replies = flower.receive(self.grid, self._sent)
+        for sent, reply in replies:
+            ticket, job = self._sent.pop(sent)
+            seen = json.loads(told(reply, f" while {job}"))
+            record: Any = reply.content[flower.RECORD]
+            self._outcomes[ticket] = Outcome(record.get("upload"), **seen)
+        return bool(replies)
+
+    def _rest(self) -> None:
+        if self.over.wait(POLL):
+            raise RunFailed("Ray has ended; resume to go on")
+
+    def collect(self, ticket: int) -> Outcome:
+        return self._outcomes.pop(ticket)
+
+    def discard(self) -> None:
+        while self._sent and not self.over.is_set():
+            self.wait()
+        self._outcomes.clear()
+
+
+def told(reply: Message, when: str = "") -> Any:
+    """The part of a reply that every node gives."""
+    if reply.has_error():
+        why = flower.printable(reply.error.reason or str(reply.error.code))
+        raise RunFailed(f"a process of Ray failed{when}: {why}; resume to do that round again")
+    return reply.content[flower.RECORD]["told"]
+
+
+# A node
+
+
+def introduce(message: Message, context: Context) -> Message:
+    return answer(message, told=json.dumps(context.node_config["partition-id"]).encode())
+
+
+def respond(message: Message, context: Context) -> Message:
+    """A node's reply to a job of the client that it is."""
+    parts: Any = message.content[flower.RECORD]
+    job = Job(**json.loads(parts["job"]))
+    if job.client != context.node_config["partition-id"]:
+        raise BadInput(f"this is client {context.node_config['partition-id']}, not client {job.client}")
+    try:
+        outcome = worker_of(job.run).attempt(job, parts["message"], parts.get("statistics"))
+    except FewLabelError as error:
+        outcome = Outcome(None, {}, f"{socket.gethostname()} must see the run's directory and data, but {error}")
+    seen = {"outside": outcome.outside, "failure": outcome.failure, "traceback": outcome.traceback}
+    return answer(message, told=json.dumps(seen).encode(), upload=outcome.payload)
+
+
+def answer(message: Message, **parts: bytes | None) -> Message:
+    record = ConfigRecord({name: part for name, part in parts.items() if part is not None})
+    return Message(RecordDict({flower.RECORD: record}), reply_to=message)
+
+
+@lru_cache(maxsize=1)
+def worker_of(run: str) -> Worker:
+    """This process's worker, which serves every client whose job comes here."""
+    worker = Worker(Path(run))
+    torch.set_num_threads(worker.world.experiment.threads)
+    return worker

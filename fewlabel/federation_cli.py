@@ -1,0 +1,475 @@
+"""The commands of whoever coordinates a federation: a thin layer over Flower's SuperLink and the front before it."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+import tomllib
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from fewlabel import programs, strict, trust
+from fewlabel.data_cli import Form, Format
+from fewlabel.errors import BadInput, RunFailed
+from fewlabel.options import RUNS, Changes, Layout, Out, Resume, Tables, table_of, tell, words
+
+if TYPE_CHECKING:
+    from fewlabel.experiment import Experiment
+
+app = typer.Typer(suggest_commands=False, rich_markup_mode="rich")
+LINK, FRONT, HERE = "superlink", "front", "here"  # the programs, and Flower's name for the connection to them
+
+CONNECTED = {"online": "connected", "offline": "not connected", "registered": "never connected"}  # in Flower's words
+
+Directory = Annotated[Path, Argument(metavar="DIR", hidden=True)]
+Printing = Annotated[bool, Option("--print-command", help="Only show what would be started.")]
+Insecure = Annotated[bool, Option("--insecure", help="Without TLS and without keys: to try things out.")]
+
+
+@app.callback(invoke_without_command=True)
+def federation(context: typer.Context) -> None:
+    """Coordinate sites that keep their data.
+
+    Examples:
+      fewlabel federation init lungs --address 10.0.0.5:9443 --terms terms.json
+      fewlabel federation serve lungs
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def init(
+    folder: Directory,
+    address: Annotated[str, Option(metavar="HOST:PORT", help="Where sites will reach the server.")] = "",
+    name: Annotated[str | None, Option(metavar="NAME", help="By default that of DIR.")] = None,
+    terms: Annotated[
+        Path | None, Option(metavar="FILE", help="terms.json, as `fewlabel data split` writes it; or the next five.")
+    ] = None,
+    classes: Annotated[str | None, Option(metavar="A,B", help="Names of the classes, in order.")] = None,
+    size: Annotated[int | None, Option("--image-size", metavar="N", help="Pixels of a side.")] = None,
+    channels: Annotated[int, Option(metavar="N", help="1 grey, 3 colour.")] = 1,
+    mean: Annotated[str | None, Option(metavar="A,B", help="Of each channel, in 0..1.")] = None,
+    std: Annotated[str | None, Option(metavar="A,B", help="Of each channel.")] = None,
+    methods: Annotated[
+        str | None, Option(metavar="A,B", help="What will run, for sites to consent to; by default any.")
+    ] = None,
+    form: Format = Form.TEXT,
+) -> None:
+    """Make a federation: its certificates, and what sites need.
+
+    DIR is new. DIR/trust is for every site, and holds no secret;
+    the rest is the coordinator's alone.
+
+    Examples:
+      fewlabel federation init lungs --address 10.0.0.5:9443 --terms terms.json
+      fewlabel federation init lungs --address learn.example.org:9443 \\
+        --classes normal,pneumonia --image-size 28 --mean 0.57 --std 0.17
+    """
+    from fewlabel.apart import table
+    from fewlabel.data.sites import Terms
+
+    programs.need_flower()
+    if not address:
+        raise BadInput("federation init needs --address, where sites will reach the server, such as 10.0.0.5:9443")
+    about = trust.Federation(
+        name if name is not None else folder.resolve().name, address, version("fewlabel"), known_methods(methods)
+    )
+    flags = {"classes": classes, "image_size": size, "mean": mean, "std": std}
+    given = [f"--{flag.replace('_', '-')}" for flag, value in flags.items() if value is not None]
+    if terms is not None and given:
+        raise BadInput(f"--terms says all, so leave out {', '.join(given)}")
+    agreed = table(terms) if terms is not None else terms_of(channels, flags)
+    strict.read(Terms, agreed)  # or it says what is wrong
+    made = trust.create(folder.absolute(), about, agreed)
+    if form == "json":
+        return print(json.dumps({"directory": str(folder), "name": about.name, "address": address, "trust": str(made)}))
+    print(f"'{about.name}' at {address}; give {folder / trust.TRUST} to every site")
+    return print(f"then: fewlabel federation serve {shlex.quote(str(folder))}")
+
+
+def known_methods(text: str | None) -> tuple[str, ...]:
+    from fewlabel.experiment import ROWS, read_method
+
+    names = tuple(words(text or ""))
+    for name in names:
+        read_method(ROWS[name][0] if name in ROWS else name)  # or it says that there is none
+    return names
+
+
+def terms_of(channels: int, flags: dict[str, Any]) -> dict[str, Any]:
+    """Terms from the command line."""
+    if flags["classes"] is None or flags["image_size"] is None:
+        raise BadInput("federation init needs --terms, or at least --classes and --image-size")
+    found = {"classes": words(flags["classes"]), "channels": channels, "image_size": flags["image_size"]}
+    for name in ("mean", "std"):
+        if flags[name] is not None:
+            try:
+                found[name] = [float(word) for word in words(flags[name])]
+            except ValueError:
+                raise BadInput(f"--{name} takes numbers such as 0.5 or 0.5,0.4,0.4, found '{flags[name]}'") from None
+    return found
+
+
+@app.command()
+def enrol(folder: Directory, file: Annotated[Path, Argument(metavar="FILE", hidden=True)]) -> None:
+    """Admit a site.
+
+    FILE is the enrolment.json of a site. Compare the fingerprint with the
+    one that the site sees, by telephone, say.
+
+    Examples:
+      fewlabel federation enrol lungs enrolment.json
+    """
+    folder = opened(folder)
+    wish = trust.read_enrolment(file)
+    member = trust.admit(folder, wish)
+    about = trust.read_trust(folder / trust.TRUST)
+    print(f"client {member.client} is '{member.name}', by the key {trust.fingerprint(member.key)}")
+    if wish.version != about.version:
+        tell(f"'{member.name}' has FewLabel {wish.version}, and the federation {about.version}: it will be refused")
+    if programs.holder(folder) is not None:
+        register(folder)
+
+
+def register(folder: Path) -> None:
+    """Tells the SuperLink the keys that it does not know."""
+    there = trust.members(folder)
+    if not there or connection(folder).get("insecure"):
+        return
+    known = {int(node["node-id"]) for node in flwr(folder, "supernode", "list", HERE, "--format", "json")["nodes"]}
+    for number, member in enumerate(there):
+        if member.node not in known:
+            public = folder / "flower" / "member.pub"
+            public.write_text(member.key)
+            answer = flwr(folder, "supernode", "register", str(public), HERE, "--format", "json")
+            there = (*there[:number], replace(member, node=int(answer["node-id"])), *there[number + 1 :])
+            trust.write_members(folder, there)  # at once, for a key can be registered only once
+
+
+@app.command()
+def serve(
+    folder: Directory,
+    listen: Annotated[
+        str | None, Option(metavar="HOST:PORT", help="Where to listen, if that is not the address of sites.")
+    ] = None,
+    insecure: Insecure = False,
+    printing: Printing = False,
+) -> None:
+    """Serve a federation, until Ctrl-C or `fewlabel federation stop`.
+
+    Flower's SuperLink listens on this machine alone. Sites reach the front
+    before it, which lets through what nodes need and nothing else.
+
+    Examples:
+      fewlabel federation serve lungs
+      fewlabel federation serve lungs --listen 0.0.0.0:9443
+      fewlabel federation serve lungs --print-command
+    """
+    folder = opened(folder)
+    host, port = trust.host_and_port(listen or trust.read_trust(folder / trust.TRUST).address)
+    inner = ("127.0.0.1", programs.free_port()) if not insecure else (host, port)
+    environment, commands = programs.flower_environment(folder / "flower"), link_and_front(folder, host, port, *inner)
+    if insecure:
+        commands = {LINK: insecure_link(folder, *inner)}
+    if printing:
+        return print("\n".join(programs.shown(environment, command) for command in commands.values()))
+    if not insecure and trust.renewed(folder, trust.read_trust(folder / trust.TRUST).address):
+        tell("the server's certificate was about to end: this is a new one, which sites trust as they did the old one")
+    ours = programs.Programs(folder, environment)
+    with suppress(KeyboardInterrupt), programs.interruptible(), ours.all_ended():
+        programs.refuse_taken(host, port)
+        connect(folder, *inner, insecure)
+        ours.start(LINK, commands[LINK])
+        ours.wait_for(LINK, *inner)
+        register(folder)
+        if FRONT in commands:
+            ours.start(FRONT, commands[FRONT])
+            ours.wait_for(FRONT, "127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
+        tell(f"serving at {host}:{port}{' without TLS and keys' * insecure}; Ctrl-C ends it; logs are in {folder}")
+        while (gone := ours.ended()) is None:
+            time.sleep(0.5)
+        raise RunFailed(f"{gone} has ended: {programs.last_line(ours.log(gone))}; serve again, then resume the run")
+    return tell("no longer serving")
+
+
+def link_and_front(folder: Path, host: str, port: int, inner_host: str, inner_port: int) -> dict[str, list[str]]:
+    ca, certificate, key = (str(folder / name) for name in ("ca.pem", "server.pem", "server.key"))
+    link = [*superlink(folder, inner_host, inner_port), "--enable-supernode-auth"]
+    link += ["--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key]
+    shown = f"[{host}]" if ":" in host else host
+    front = [
+        sys.executable,
+        "-m",
+        "fewlabel.front",
+        "--listen",
+        f"{shown}:{port}",
+        "--to",
+        f"{inner_host}:{inner_port}",
+    ]
+    return {LINK: link, FRONT: [*front, "--certificate", certificate, "--key", key, "--ca", ca]}
+
+
+def insecure_link(folder: Path, host: str, port: int) -> list[str]:
+    return [*superlink(folder, host, port), "--insecure"]
+
+
+def superlink(folder: Path, host: str, port: int) -> list[str]:
+    return [
+        str(programs.BIN / "flower-superlink"),
+        *("--host", host, "--port", str(port)),
+        *("--database", str(folder / "link.db")),
+        "--disable-runtime-dependency-installation",
+    ]
+
+
+def connect(folder: Path, host: str, port: int, insecure: bool) -> None:
+    """Tells Flower's commands where the SuperLink is."""
+    how = "insecure = true" if insecure else f"root-certificates = {json.dumps(str(folder / 'ca.pem'))}"
+    (folder / "flower").mkdir(exist_ok=True)
+    trust.put(folder / "flower" / "config.toml", f'[superlink.{HERE}]\naddress = "{host}:{port}"\n{how}\n'.encode())
+
+
+def connection(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((folder / "flower" / "config.toml").read_text())["superlink"][HERE]
+    return found
+
+
+@app.command()
+def run(
+    folder: Directory,
+    file: Annotated[Path | None, Argument(metavar="EXPERIMENT", hidden=True)] = None,
+    changes: Changes = None,
+    data: Annotated[
+        Path | None,
+        Option(metavar="PATH", help="Where test, validation and server lie, as far as the server has them."),
+    ] = None,
+    sites: Annotated[int | None, Option(metavar="N", min=1, help="That must be there first; by default all.")] = None,
+    patience: Annotated[float | None, Option(metavar="SECONDS", help="To wait for sites; by default 600.")] = None,
+    deadline: Annotated[float | None, Option(metavar="SECONDS", help="For a site's task; by default 3600.")] = None,
+    out: Out = None,
+    resume: Resume = None,
+    insecure: Insecure = False,
+    printing: Printing = False,
+    form: Tables = Layout.TEXT,
+) -> None:
+    """Run an experiment (TOML) with the sites of a federation.
+
+    The federation must be served meanwhile. Ctrl-C ends the run, and
+    --resume goes on with it after its last checkpoint.
+
+    Examples:
+      fewlabel federation run lungs experiment.toml --data sites
+      fewlabel federation run lungs --resume runs/fedavg-seed0
+    """
+    from fewlabel.apart import load_terms, prepare
+    from fewlabel.api import fresh_directory
+    from fewlabel.experiment import read
+    from fewlabel.results import Result
+
+    folder = opened(folder)
+    if resume is not None:
+        if [given for given in (file, changes, data, sites, patience, deadline, out) if given not in (None, [])]:
+            raise BadInput(
+                "--resume goes on with a run as it is: give no EXPERIMENT and no option that would change it"
+            )
+        directory, experiment = resume, Result(resume).experiment
+    else:
+        if file is None:
+            raise BadInput("federation run needs an experiment (TOML), or --resume with the directory of a run")
+        experiment = read(table_of(file), changes or [])
+        refuse_unnamed(folder, experiment)
+        directory = out or fresh_directory(experiment, RUNS)
+    command = submission(folder, directory.absolute())
+    if printing:
+        return print(programs.shown(programs.flower_environment(folder / "flower"), command))
+    if resume is not None and Result(resume).finished:
+        tell(f"{directory} is finished already; this is its result")
+    else:
+        served(folder, insecure)
+        if resume is None:
+            more = {"data": data and str(data.absolute()), "sites": sites, "patience": patience, "deadline": deadline}
+            more |= {"members": None if insecure else str(folder)}
+            given = {name: value for name, value in more.items() if value is not None}
+            prepare(experiment, directory, load_terms(folder / trust.TRUST), **given)
+        submit(folder, directory, experiment, command)
+    from fewlabel.display import show_result
+
+    result = Result(directory)
+    return show_result(result, form, result.report())
+
+
+def refuse_unnamed(folder: Path, experiment: "Experiment") -> None:
+    from fewlabel.apart import agreed
+
+    methods = ", ".join(trust.read_trust(folder / trust.TRUST).methods)
+    if not agreed(methods, experiment):
+        raise BadInput(f"sites have consented to {methods}, and {experiment.name} sends something else")
+
+
+def served(folder: Path, insecure: bool) -> None:
+    again = f"fewlabel federation serve {shlex.quote(str(folder))}"
+    if programs.holder(folder) is None:
+        raise BadInput(f"nobody serves {folder}; start it in another terminal: {again}")
+    if bool(connection(folder).get("insecure")) != insecure:
+        raise BadInput(f"--insecure is for both or neither of `federation serve` and `federation run`; {again}")
+
+
+def submission(folder: Path, directory: Path) -> list[str]:
+    """Flower's command that submits a run."""
+    from fewlabel.flower import write_app
+
+    app = str(write_app(folder / "flower"))
+    config = f"directory={json.dumps(str(directory))}"
+    return [str(programs.BIN / "flwr"), "run", app, HERE, "--run-config", config, "--format", "json"]
+
+
+def submit(folder: Path, directory: Path, experiment: "Experiment", command: list[str]) -> None:
+    """Has the SuperLink run it, and shows each round as it is written."""
+    from fewlabel.display import Rounds
+    from fewlabel.runs import read_rounds
+
+    number = str(answered(folder, command)["run-id"])
+    (folder / "runs").mkdir(exist_ok=True)
+    (folder / "runs" / number).write_text(str(directory.absolute()))
+    log, stream = directory / "flower.log", [str(programs.BIN / "flwr"), "log", number, HERE, "--stream"]
+    environment, seen = flower(folder), len(read_rounds(directory))
+    tell(f"submitted; it begins when all sites are there, which `fewlabel federation status {folder.name}` shows")
+    with programs.interruptible(), log.open("ab") as told, Rounds(experiment.rounds) as screen:
+        watching = subprocess.Popen(stream, stdout=told, stderr=told, env=environment, start_new_session=True)
+        try:
+            while True:
+                over = watching.poll() is not None
+                for line in read_rounds(directory)[seen:]:
+                    screen.watch(line)
+                    seen = line["round"]
+                if over:
+                    break
+                time.sleep(0.2)
+        except BaseException as error:
+            with suppress(RunFailed):
+                flwr(folder, "stop", number, HERE, "--format", "json")
+            programs.end(folder, using=directory.resolve() / ".lock")  # or it would compute on, for nobody
+            error.add_note(f"to go on: {again(folder, directory)}")
+            raise
+        finally:
+            watching.terminate()
+            watching.wait()
+    if not (directory / "summary.json").exists():
+        raise RunFailed(f"the run has ended: {reason(log)}; to go on: {again(folder, directory)}")
+
+
+def again(folder: Path, directory: Path) -> str:
+    return shlex.join(["fewlabel", "federation", "run", str(folder), "--resume", str(directory)])
+
+
+def reason(log: Path) -> str:
+    """FewLabel's own sentence in what a run said at its end, or the last line."""
+    found = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("fewlabel.")]
+    return found[-1].partition(": ")[2] if found else programs.last_line(log)
+
+
+def flower(folder: Path) -> dict[str, str]:
+    return {**os.environ, **programs.flower_environment(folder / "flower")}
+
+
+def flwr(folder: Path, *arguments: str) -> dict[str, Any]:
+    return answered(folder, [str(programs.BIN / "flwr"), *arguments])
+
+
+def answered(folder: Path, command: list[str]) -> dict[str, Any]:
+    """What one of Flower's commands has to say, as JSON."""
+    done = subprocess.run(command, env=flower(folder), capture_output=True, text=True)
+    with suppress(ValueError):
+        answer: dict[str, Any] = json.loads(done.stdout)
+        if answer.get("success"):
+            return answer
+        raise RunFailed(f"Flower refuses: {answer.get('error-message', done.stdout)}")
+    raise RunFailed(f"Flower failed: {' '.join((done.stderr or done.stdout).split())[-300:]}")
+
+
+@app.command()
+def status(folder: Directory, form: Format = Form.TEXT) -> None:
+    """Show who is enrolled, who is connected, and what runs.
+
+    While nobody serves the federation, only who is enrolled is known.
+
+    Examples:
+      fewlabel federation status lungs
+      fewlabel federation status lungs --format json
+    """
+    folder = opened(folder)
+    told = standing(folder)
+    if form == "json":
+        return print(json.dumps(told, indent=1))
+    serving = f"served by process {told['process']}" if told["process"] else "not served"
+    print(f"'{told['name']}' at {told['address']}: {serving}")
+    for site in told["sites"]:
+        print(f"client {site['client']} '{site['name']}': {site['state']}")
+    for run in told["runs"]:
+        print(f"run {run['directory']}: {run['state']}, round {run['round']}")
+    return None
+
+
+def standing(folder: Path) -> dict[str, Any]:
+    about, process = trust.read_trust(folder / trust.TRUST), programs.holder(folder)
+    nodes: dict[int, str] = {}
+    states: dict[str, str] = {}
+    if process is not None:
+        found = flwr(folder, "supernode", "list", HERE, "--format", "json")["nodes"]
+        nodes = {int(node["node-id"]): node["status"] for node in found}
+        listed = flwr(folder, "list", HERE, "--format", "json")["runs"]
+        states = {run["run-id"]: run["status"].removeprefix("finished:") for run in listed}
+    sites = [
+        {
+            "client": member.client,
+            "name": member.name,
+            "state": CONNECTED.get(nodes.get(member.node or 0, ""), "enrolled"),
+            "key": trust.fingerprint(member.key),
+            "node": member.node,
+        }
+        for member in trust.members(folder)
+    ]
+    runs = [
+        {"run": path.name, "directory": path.read_text(), "state": states.get(path.name, "over")}
+        | {"round": last_round(Path(path.read_text()))}
+        for path in sorted((folder / "runs").glob("*"), key=lambda path: path.stat().st_mtime)
+    ]
+    return {"name": about.name, "address": about.address, "process": process, "sites": sites, "runs": runs}
+
+
+def last_round(directory: Path) -> str:
+    """The last line of a run, whose directory may be gone."""
+    with suppress(OSError, ValueError):
+        lines = (directory / "rounds.jsonl").read_text().splitlines()
+        return str(json.loads(lines[-1])["round"]) if lines else "0"
+    return "0"
+
+
+@app.command()
+def stop(folder: Directory) -> None:
+    """End what serves a federation; no process is left.
+
+    A run ends with it, and can be resumed.
+
+    Examples:
+      fewlabel federation stop lungs
+    """
+    folder = opened(folder)
+    tell(f"{folder} is no longer served" if programs.stop(folder) else f"nobody serves {folder}")
+
+
+def opened(folder: Path) -> Path:
+    """A federation's directory, by its whole path."""
+    programs.need_flower()
+    if not (folder / trust.TRUST / trust.ABOUT).is_file():
+        raise BadInput(f"{folder} holds no federation; `fewlabel federation init` makes one")
+    return folder.resolve()

@@ -1,0 +1,252 @@
+"""The one port of a federation that others can reach: `python -m fewlabel.front` passes Flower's nodes and nobody else.
+
+Flower's SuperLink serves nodes, whoever submits runs or registers keys, and its own processes on one port, and asks
+only the nodes who they are. So it listens on its own machine alone, and this stands before it. What passes is a new
+request, made of a method and a path that are byte for byte one of `PATHS`, the headers of `HEADERS`, and a body.
+Two of the nodes' own calls do not pass, because FewLabel's nodes do without: those by which a node registers itself,
+and the one that fetches code. A node takes 401 and 403 for orders of its SuperLink, so what is refused is not found.
+"""
+
+import argparse
+import asyncio
+import signal
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+
+import h11
+import httpx
+
+from fewlabel.errors import BadInput, FewLabelError
+
+PATHS = frozenset(
+    b"/v1/fleet/" + name
+    for name in (
+        b"activate-node",
+        b"deactivate-node",
+        b"send-node-heartbeat",
+        b"pull-messages",
+        b"push-messages",
+        b"get-run",
+        b"push-object",
+        b"pull-object",
+        b"confirm-message-received",
+    )
+)
+HEADERS = frozenset(
+    {
+        b"content-type",
+        b"accept",
+        b"flwr-public-key",
+        b"flwr-timestamp",
+        b"flwr-signature",
+        b"flwr-package-name",
+        b"flwr-package-version",
+        b"flwr-component-name",
+    }
+)
+ANSWERED = frozenset({b"content-type", b"content-length", b"flwr-version-incompatibility-message"})
+
+MAX_HEAD = 16 << 10  # bytes
+MAX_BODY = 2 << 30  # bytes, which is as much as Flower can put into a message's part
+CHUNK = 256 << 10  # bytes that are read at a time
+CONNECTIONS = 400  # at a time; each takes two of the process's files
+SECONDS = 60.0  # without a complete request, or without any progress of one
+RATE = 50_000  # bytes a second below which a transfer is given up
+
+
+class Refusal(Exception):
+    """A request that does not pass, with its status."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def permitted(request: h11.Request) -> int:
+    """The length of the body of a request that may pass."""
+    given = [(name, value) for name, value in request.headers if name in HEADERS]
+    others = {name: value for name, value in request.headers if name not in HEADERS}
+    if request.method != b"POST" or request.target not in PATHS:
+        raise Refusal(404, "is no call of a node")
+    if b"transfer-encoding" in others or b"upgrade" in others or b"expect" in others:
+        raise Refusal(400, "is not sent as nodes send it")
+    if len(dict(given)) < len(given):
+        raise Refusal(400, "has a header twice")
+    if b"content-length" not in others:
+        raise Refusal(411, "does not tell its length")
+    length = int(others[b"content-length"])  # of which h11 has seen that it is one number
+    if length > MAX_BODY:
+        raise Refusal(413, f"has {length} bytes, more than {MAX_BODY}")
+    return length
+
+
+@dataclass
+class Caller:
+    """A connection from outside, one request after the other."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    limit: asyncio.Timeout | None = None
+    http: h11.Connection = field(default_factory=lambda: h11.Connection(h11.SERVER, MAX_HEAD))
+
+    async def event(self) -> h11.Event:
+        while (event := self.http.next_event()) is h11.NEED_DATA:
+            self.http.receive_data(await self.reader.read(CHUNK))
+        if isinstance(event, type):  # paused: it speaks out of turn, or wants to speak something else
+            raise h11.RemoteProtocolError("is not HTTP/1.1 of a node")
+        return event
+
+    async def body(self) -> AsyncIterator[bytes]:
+        while isinstance(event := await self.event(), h11.Data):
+            yield bytes(event.data)
+            self.progress(len(event.data))
+        if not isinstance(event, h11.EndOfMessage):
+            raise h11.RemoteProtocolError("ends too early")
+
+    async def send(self, *events: h11.Event) -> None:
+        for event in events:
+            self.writer.write(self.http.send(event) or b"")
+        await self.writer.drain()
+
+    def progress(self, size: int = 0) -> None:
+        """So many bytes have passed, which gives the next ones their time; by default, a whole head."""
+        if self.limit is not None:
+            now = asyncio.get_running_loop().time()
+            before = self.limit.when() or now
+            self.limit.reschedule(before + size / RATE if size else now + SECONDS)
+
+    async def refuse(self, status: int) -> None:
+        if self.http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            headers = [("content-length", "0"), ("connection", "close")]
+            await self.send(h11.Response(status_code=status, headers=headers), h11.EndOfMessage())
+
+
+@dataclass
+class Front:
+    """Passes the calls of nodes to the SuperLink at `to`."""
+
+    to: str
+    client: httpx.AsyncClient
+    callers: int = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.callers == CONNECTIONS:
+            return writer.transport.abort()
+        caller = Caller(reader, writer)
+        self.callers += 1
+        try:
+            while await self.request(caller):
+                pass
+        except (OSError, TimeoutError, h11.ProtocolError):  # it is gone, too slow, or was cut off within an answer
+            pass
+        finally:
+            self.callers -= 1
+            if caller.http.our_state is h11.SEND_BODY:
+                writer.transport.abort()
+            else:
+                writer.close()
+
+    async def request(self, caller: Caller) -> bool:
+        """Passes one request, or says why not; whether another may follow."""
+        what = "what came"
+        try:
+            async with asyncio.timeout(SECONDS) as caller.limit:
+                head = await caller.event()
+                if not isinstance(head, h11.Request):
+                    return False
+                what = f"{head.method.decode('ascii', 'replace')} {head.target.decode('ascii', 'replace')[:200]!r}"
+                await self.forward(caller, head, permitted(head))
+                if caller.http.our_state is h11.MUST_CLOSE:
+                    return False
+                caller.http.start_next_cycle()
+                return True
+        except Refusal as refusal:
+            status, why = refusal.status, str(refusal)
+        except h11.RemoteProtocolError as error:
+            status, why = error.error_status_hint, str(error)
+        except httpx.HTTPError as error:
+            status, why = 502, f"did not reach the SuperLink: {type(error).__name__}"
+        print(f"fewlabel: refused {what} from {caller.writer.get_extra_info('peername')}: {why}", flush=True)
+        async with asyncio.timeout(SECONDS):
+            await caller.refuse(status)
+        return False
+
+    async def forward(self, caller: Caller, head: h11.Request, length: int) -> None:
+        caller.progress()
+        headers = [(name, value) for name, value in head.headers if name in HEADERS]
+        headers.append((b"content-length", str(length).encode()))
+        url = f"{self.to}{head.target.decode()}"
+        async with self.client.stream("POST", url, headers=headers, content=caller.body()) as answer:
+            kept = [(name, value) for name, value in answer.headers.raw if name.lower() in ANSWERED]
+            await caller.send(h11.Response(status_code=answer.status_code, headers=kept))
+            async for chunk in answer.aiter_raw():
+                await caller.send(h11.Data(data=chunk))
+                caller.progress(len(chunk))
+        await caller.send(h11.EndOfMessage())
+
+
+async def serve(listen: str, to: str, outside: ssl.SSLContext, inside: ssl.SSLContext) -> None:
+    """Passes nodes on until the process is told to end."""
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    limits = httpx.Limits(max_connections=CONNECTIONS, keepalive_expiry=4)  # the SuperLink closes idle ones after 5 s
+    client = httpx.AsyncClient(
+        verify=inside,
+        limits=limits,
+        timeout=SECONDS,
+        trust_env=False,
+        headers={"accept-encoding": "identity", "user-agent": "fewlabel"},
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # or one caller's would go out with another's call
+    )
+    async with client:
+        front = Front(f"https://{to}", client)
+        host, port = address(listen)
+        server = await asyncio.start_server(front, host, port, ssl=outside, ssl_handshake_timeout=10, limit=CHUNK)
+        print(f"fewlabel: nodes reach the SuperLink at {to} by {listen}", flush=True)
+        await stop.wait()
+        server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+def address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise BadInput(f"'{text}' is no address; write HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m fewlabel.front", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="where nodes come from outside")
+    parser.add_argument("--to", required=True, metavar="127.0.0.1:PORT", help="where the SuperLink listens")
+    parser.add_argument("--certificate", required=True, help="PEM file that nodes are shown")
+    parser.add_argument("--key", required=True, help="PEM file with its private key")
+    parser.add_argument("--ca", required=True, help="PEM file of the authority that signed the SuperLink's certificate")
+    given = parser.parse_args()
+    try:
+        address(given.to)
+        outside = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            outside.load_cert_chain(given.certificate, given.key)
+            inside = ssl.create_default_context(cafile=given.ca)
+        except OSError as error:
+            files = f"{given.certificate}, {given.key} and {given.ca}"
+            raise BadInput(f"{files} are not a certificate, its key and an authority: {error}") from None
+        try:
+            asyncio.run(serve(given.listen, given.to, outside, inside))
+        except OSError as error:
+            raise BadInput(f"{given.listen} cannot be listened on: {error}") from None
+    except FewLabelError as error:
+        print(f"fewlabel: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

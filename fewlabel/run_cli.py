@@ -1,0 +1,274 @@
+"""The commands that run: `fewlabel run`, `fewlabel compare` and `fewlabel sweep`."""
+
+import mmap
+import os
+import shlex
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fewlabel.errors import BadInput, RunFailed
+from fewlabel.options import (
+    RUNS,
+    Backend,
+    Changes,
+    Data,
+    DataDir,
+    Device,
+    Engine,
+    File,
+    Layout,
+    Method,
+    Methods,
+    Out,
+    Resume,
+    Seed,
+    Seeds,
+    Tables,
+    Track,
+    Vary,
+    Workers,
+    axes_of,
+    axis,
+    method_of,
+    seeds_axis,
+    settings,
+    table_of,
+    tell,
+    without_method,
+    words,
+)
+
+if TYPE_CHECKING:
+    from fewlabel.experiment import Experiment
+
+
+def run(
+    file: File = None,
+    method: Method = None,
+    data: Data = None,
+    changes: Changes = None,
+    seed: Seed = None,
+    seeds: Seeds = None,
+    workers: Workers = None,
+    device: Device = None,
+    backend: Engine = Backend.SIMULATOR,
+    out: Out = None,
+    resume: Resume = None,
+    data_dir: DataDir = None,
+    track: Track = None,
+    form: Tables = Layout.TEXT,
+) -> None:
+    """Run an experiment, or go on with a run.
+
+    Settings are the defaults, changed by FILE (TOML), changed by options.
+
+    Examples:
+      fewlabel run --method fedprox --set clients.alpha=0.1 --set rounds=50
+      fewlabel run experiment.toml --seeds 0,1,2 --out runs/three
+      fewlabel run --resume runs/fedprox-digits-seed0
+    """
+    if resume is not None:
+        if [given for given in (file, method, data, changes, seed, seeds, device, out) if given not in (None, [])]:
+            raise BadInput("--resume goes on with a run as it is: give no FILE and no option that would change it")
+        return run_one(resume, workers, form, backend, track)
+    if seed is not None and seeds is not None:
+        raise BadInput("--seed is for one run and --seeds is for several: give one of them")
+    if seeds is not None and backend != Backend.SIMULATOR:
+        raise BadInput("--backend is for one run at a time: give --seed in place of --seeds")
+    base = table_of(file)
+    if method is not None:
+        base = without_method(base) | {"method": method_of(base, method)}
+    changed = settings(data, device, changes) + ([] if seed is None else [f"seed={seed}"])
+    if seeds is not None:
+        return run_many(base, seeds_axis(seeds), changed, out or RUNS / "seeds", workers, form, track)
+    from fewlabel.api import fresh_directory
+    from fewlabel.experiment import read
+    from fewlabel.runs import check_backend, laid_out
+
+    check_backend(backend)
+    experiment = read(base, changed)
+    with laid_out(experiment, out or fresh_directory(experiment, RUNS)) as directory:
+        return run_one(directory, workers, form, backend, track)
+
+
+def compare(
+    file: File = None,
+    methods: Methods = None,
+    seeds: Seeds = None,
+    data: Data = None,
+    changes: Changes = None,
+    workers: Workers = None,
+    device: Device = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    track: Track = None,
+    form: Tables = Layout.TEXT,
+) -> None:
+    r"""Compare methods between their floor and their ceiling.
+
+    All run the experiment in FILE (TOML); rows labels-only and all-labels are added.
+    --set is for every row; what concerns one method goes into FILE's table \[method].
+    Repeated, it skips what is done and resumes what was interrupted.
+
+    Examples:
+      fewlabel compare --methods fedprox --seeds 0,1,2
+      fewlabel compare experiment.toml --methods fedprox --set rounds=50
+    """
+    if not methods:
+        raise BadInput("compare needs --methods, such as --methods fedprox")
+    base = table_of(file)
+    names = dict.fromkeys(["labels-only", *words(methods), "all-labels"])
+    axes = {"method": [method_of(base, name) for name in names]} | seeds_axis(seeds)
+    run_many(base, axes, settings(data, device, changes), out or RUNS / "compare", workers, form, track)
+
+
+def sweep(
+    file: File = None,
+    vary: Vary = None,
+    methods: Methods = None,
+    seeds: Seeds = None,
+    data: Data = None,
+    changes: Changes = None,
+    workers: Workers = None,
+    device: Device = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    track: Track = None,
+    form: Tables = Layout.TEXT,
+) -> None:
+    r"""Run every combination of methods, seeds and settings.
+
+    FILE (TOML) may hold a table \[grid] of settings to lists; options win over it.
+    Repeated, it skips what is done and resumes what was interrupted.
+
+    Examples:
+      fewlabel sweep --methods fedavg,fedprox --vary clients.alpha=0.1,0.5
+      fewlabel sweep grid.toml --seeds 0,1,2 --workers 4
+    """
+    base = table_of(file, grid=True)
+    axes = dict(axes_of(base.pop("grid", {}))) | dict(map(axis, vary or []))
+    if methods is not None:
+        axes["method"] = [method_of(base, name) for name in words(methods)]
+    if not axes and seeds is None:
+        raise BadInput("sweep needs something to vary: --vary, --methods, --seeds or a table [grid] in FILE")
+    root = out or RUNS / (f"sweep-{file.stem}" if file else "sweep")
+    run_many(base, axes | seeds_axis(seeds), settings(data, device, changes), root, workers, form, track)
+
+
+def run_one(directory: Path, workers: int | None, form: Layout, backend: Backend, track: str | None) -> None:
+    """Runs what is left of a run and shows its result."""
+    from fewlabel.display import Rounds, show_result
+    from fewlabel.results import Result
+    from fewlabel.runs import execute
+    from fewlabel.track import Tracks
+
+    result, page, tracks = Result(directory), None, Tracks(track, directory)
+    if result.finished:
+        tracks.complete(directory)
+        tell(f"{directory} is finished already; this is its result")
+        page = None if (directory / "report.html").exists() else result.report()
+    else:
+        again = f"fewlabel run --resume {shlex.quote(str(directory))}"
+        again += "" if backend == Backend.SIMULATOR else f" --backend {backend}"
+        again += f" --track {track}" if track else ""
+        caution([result.experiment])
+        shown = Rounds(result.experiment.rounds)
+        with interruptible(again) as stop, shown, tracks.following(directory) as follow:
+
+            def watch(line: dict[str, Any]) -> None:
+                shown.watch(line)
+                follow(line)
+
+            execute(directory, workers=workers, watch=watch, stop=stop, backend=backend)
+        result = Result(directory)
+        page = result.report()
+    show_result(result, form, page)
+
+
+def run_many(
+    base: Mapping[str, Any],
+    axes: Mapping[str, Sequence[Any]],
+    changes: Sequence[str],
+    root: Path,
+    workers: int | None,
+    form: Layout,
+    track: str | None,
+) -> None:
+    """Runs all combinations side by side and shows how they compare."""
+    from fewlabel import sweep
+    from fewlabel.comparison import Comparison
+    from fewlabel.display import show_result
+    from fewlabel.results import Result
+
+    experiments = sweep.grid(without_method(base) if "method" in axes else base, axes, changes)
+    failure = run_all(experiments, root, workers, track)
+    directories = dict.fromkeys(sweep.place(experiment, root) for experiment in experiments)
+    comparison = Comparison([Result(directory) for directory in directories])
+    show_result(comparison, form, comparison.report(root / "report.html"))
+    if failure is not None:
+        raise failure
+
+
+def run_all(
+    experiments: "Sequence[Experiment]", root: Path, workers: int | None, track: str | None = None
+) -> RunFailed | None:
+    """Runs experiments side by side, and returns the failure of some: what the others found is to be shown first."""
+    from fewlabel import sweep
+    from fewlabel.display import Runs
+    from fewlabel.track import Tracks
+
+    caution(experiments)
+    tracks = Tracks(track, root)
+    rounds = {sweep.place(experiment, root): experiment.rounds for experiment in experiments}
+    done = [directory for directory in rounds if (directory / "summary.json").exists()]
+    for directory in done:
+        tracks.complete(directory)
+    with interruptible("do the same again") as stop, Runs(rounds, len(done)) as shown:
+
+        def watch(directory: Path, line: dict[str, Any]) -> None:
+            shown.watch(directory, line)
+            tracks.watch(directory, line)
+
+        try:
+            sweep.sweep(experiments, root, workers=workers, watch=watch, stop=stop)
+        except RunFailed as error:
+            error.add_note("to go on: do the same again")
+            return error
+    return None
+
+
+@contextmanager
+def interruptible(again: str) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM end the round first, a second one leaves at once; an error tells how to go on: `again`."""
+    from fewlabel.runs import Interrupted
+
+    flag, owner = mmap.mmap(-1, 1), os.getpid()  # memory that forked processes share: one signal stops them all
+
+    def handle(*_: object) -> None:
+        if os.getpid() != owner:
+            return
+        if flag[0]:
+            raise KeyboardInterrupt
+        flag[0] = 1
+        os.write(2, b"finishing this round; once more to leave at once\n")  # print is not safe in a handler
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(flag[0])
+    except BaseException as error:
+        unfinished = isinstance(error, RunFailed | Interrupted | KeyboardInterrupt | OSError) or "resume" in str(error)
+        if unfinished and again not in str(error):
+            error.add_note(f"to go on: {again}")
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def caution(experiments: "Sequence[Experiment]") -> None:
+    """Tells once what may not be meant, though it runs."""
+    for sentence in dict.fromkeys(sentence for experiment in experiments for sentence in experiment.cautions):
+        tell(sentence)

@@ -1,0 +1,394 @@
+"""Sites that lie apart agree on what they train, and what leaves them is said before and counted after."""
+
+import csv
+import json
+import math
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fewlabel import apart, checkpoint, evaluate, tree, wire
+from fewlabel.consent import consent
+from fewlabel.data.sites import Pixels, Terms, moments
+from fewlabel.errors import BadInput, RunFailed
+from fewlabel.experiment import Experiment
+from fewlabel.federation import Model, TooFewReplies, tasks
+from fewlabel.methods import METHODS
+from fewlabel.runs import read_rounds
+from fewlabel.worker import dataset_of
+from tests.nets import tiny
+from tests.test_own_data import dicom
+
+TERMS = Terms(("dog", "cat", "bee", "ant"), 1, 4, (0.5,), (0.25,))
+PLACE = apart.Place(0, "", "")
+
+
+def grey(path: Path, value: int, mode: str = "L") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, (4, 4), value).save(path)
+
+
+def site(path: Path, terms: Terms = TERMS):
+    """A site's splits as its world has them."""
+    place = replace(PLACE, data=str(path))
+    return apart.site_world(place, Experiment(method="rscfed"), terms).dataset.splits
+
+
+def by_pixel(split) -> dict[int, int]:
+    """The label of each image, which is known by the grey that it is."""
+    return dict(zip(split.images.pixels[:, 0, 0, 0].tolist(), split.labels.tolist(), strict=True))
+
+
+# Labels
+
+
+def test_sites_whose_folders_have_different_classes_mean_the_same_by_a_label(tmp_path):
+    for number, (where, label) in enumerate([("a", "ant"), ("a", "dog"), ("b", "bee"), ("b", "ant")]):
+        grey(tmp_path / where / label / "1.png", number)
+    assert by_pixel(site(tmp_path / "a")["train"]) == {0: 3, 1: 0}
+    assert by_pixel(site(tmp_path / "b")["train"]) == {2: 2, 3: 3}
+
+
+def test_labels_of_a_table_count_by_name_and_those_to_test_on_stay_apart(tmp_path):
+    rows = [("image", "label", "split"), ("0.png", "bee", "train"), ("1.png", "", "train"), ("2.png", "cat", "test")]
+    for row in rows[1:]:
+        grey(tmp_path / row[0], int(row[0][0]))
+    with (tmp_path / "table.csv").open("w") as file:
+        csv.writer(file).writerows(rows)
+    found = site(tmp_path / "table.csv")
+    assert by_pixel(found["train"]) == {0: 2, 1: -1}
+    assert by_pixel(found["test"]) == {2: 1}
+
+
+def test_labels_that_nobody_else_knows_are_named_with_those_that_are_known(tmp_path):
+    for label in ("ant", "Cat", "wasp"):
+        grey(tmp_path / label / "1.png", 1)
+    with pytest.raises(
+        BadInput, match=r"has images of 'Cat', 'wasp', which are no classes .* it has dog, cat, bee, an"
+    ):
+        site(tmp_path)
+
+
+def test_a_class_whose_name_no_folder_can_have_is_known_by_its_folder(tmp_path):
+    grey(tmp_path / "ant-bee" / "1.png", 5)
+    terms = replace(TERMS, classes=("cat", "ant/bee"))
+    assert by_pixel(site(tmp_path, terms)["train"]) == {5: 1}
+
+
+def test_an_image_to_train_on_is_not_tested_on(tmp_path):
+    grey(tmp_path / "train" / "ant" / "1.png", 5)
+    grey(tmp_path / "test" / "ant" / "2.png", 5)
+    with pytest.raises(BadInput, match="different splits for 1 image"):
+        site(tmp_path)
+
+
+def test_a_site_has_images_to_train_on(tmp_path):
+    grey(tmp_path / "test" / "ant" / "1.png", 5)
+    with pytest.raises(BadInput, match="has no images to train on"):
+        site(tmp_path)
+
+
+# Brightness
+
+
+def test_an_image_of_more_than_eight_bits_is_as_bright_at_every_site(tmp_path):
+    """1000 of 4095 is 62.3 of 255, whatever else a site has."""
+    for where, other in (("a", 1001), ("b", 65535)):
+        grey(tmp_path / where / "ant" / "1.png", 1000, "I;16")
+        grey(tmp_path / where / "dog" / "2.png", other, "I;16")
+    grey(tmp_path / "eight" / "ant" / "1.png", 200)
+    terms = replace(TERMS, values=(0.0, 4095.0))
+    assert by_pixel(site(tmp_path / "a", terms)["train"]) == {62: 3, 62: 0}  # noqa: F601
+    assert by_pixel(site(tmp_path / "b", terms)["train"]) == {62: 3, 255: 0}
+    assert by_pixel(site(tmp_path / "eight", terms)["train"]) == {200: 3}
+    with pytest.raises(
+        BadInput, match=r"more than eight bits, .* `values`, of which this site's need \[0.0, 65535.0\]"
+    ):
+        site(tmp_path / "b")
+
+
+def test_dicom_of_every_site_is_seen_through_the_window_of_the_terms(tmp_path):
+    """A window of 81 around 40 goes from -0.5 to 79.5, in which 40 is 40.5 * 255 / 80 = 129.1, whatever a file says."""
+    for where, own in (("a", 100), ("b", 1000)):
+        pixels = np.full((4, 4), 40, np.uint16)
+        dicom(tmp_path / where / "ant" / "1.dcm", pixels, WindowCenter=own, WindowWidth=own)
+        found = site(tmp_path / where, replace(TERMS, window=(40.0, 81.0)))
+        assert by_pixel(found["train"]) == {129: 3}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"classes": ("a",)}, "two classes or more"),
+        ({"classes": ("a", "b", "a")}, "each once"),
+        ({"channels": 0}, "a channel or more"),
+        ({"image_size": 10**6}, "a size up to 4096"),
+        ({"mean": None}, "or neither is given"),
+        ({"mean": (0.5, 0.5)}, "mean and std are 1 numbers each"),
+        ({"std": (0.0,)}, "each std must be above 0"),
+        ({"values": (5.0, 5.0)}, "values are two numbers"),
+        ({"window": (40.0,)}, "a window is two numbers"),
+    ],
+)
+def test_terms_that_cannot_be_are_refused(wrong, said):
+    with pytest.raises(BadInput, match=said):
+        replace(TERMS, **wrong)
+
+
+# Mean and std
+
+
+def test_mean_and_std_of_all_sites_by_hand():
+    """In 0..1 one site has 0, 1, 0, 1 and the other eight times 0.2.
+
+    The mean is 3.6 / 12 = 0.3, the variance (2 + 8 * 0.04) / 12 - 0.09 = 0.10333...
+    """
+    first = Pixels.of(np.array([0, 255, 0, 255], np.uint8).reshape(1, 1, 2, 2))
+    second = Pixels.of(np.full((2, 1, 2, 2), 51, np.uint8))
+    assert (first, second) == (Pixels(4, (510,), (130050,)), Pixels(8, (408,), (20808,)))
+    mean, std = moments([first, second])
+    assert mean == (0.3,)
+    assert std == (pytest.approx(math.sqrt(0.31 / 3), rel=1e-15),)
+
+
+def test_channels_are_summed_apart_and_an_even_one_has_a_deviation_that_can_be_divided_by():
+    pixels = np.stack([np.full((2, 2), value, np.uint8) for value in (0, 51, 255)])[None]
+    assert moments([Pixels.of(pixels)]) == ((0.0, 0.2, 1.0), (1e-6, 1e-6, 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("sums", "said"),
+    [
+        (Pixels(15, (100,), (2000,)), "it sums 15 pixels, but 1 images have 16"),
+        (Pixels(16, (100, 100), (2000, 2000)), "in 1 channels"),
+        (Pixels(16, (-1,), (1,)), "not those of pixels"),
+        (Pixels(16, (100,), (100,)), "not those of pixels"),  # less than if all were alike
+        (Pixels(16, (100,), (25501,)), "not those of pixels"),  # more than if all were black or white
+    ],
+)
+def test_sums_that_cannot_be_are_refused(sums, said):
+    Pixels(16, (100,), (2000,)).check(TERMS, 1)
+    with pytest.raises(BadInput, match=said):
+        sums.check(TERMS, 1)
+
+
+@pytest.fixture
+def flower():
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+    from tests import test_flower
+
+    return test_flower
+
+
+class Heard:
+    """Hears all orders, and lets replies pass, but for those that `change` changes."""
+
+    def __init__(self, change=lambda order, reply: reply) -> None:
+        self.orders, self.change = [], change
+
+    def __call__(self, order, reply):
+        self.orders.append(order)
+        return self.change(order, reply)
+
+    def of(self, kind: str) -> list[apart.Order]:
+        return [order for order in self.orders if order.kind == kind]
+
+
+@pytest.fixture
+def sites(flower, tmp_path):
+    """An experiment, and what its sites hold."""
+    whole = flower.experiment("method=labels-only", "labels.clients=2", "rounds=2", "clients.min_replies=2")
+    return whole, flower.split(whole, tmp_path / "sites")
+
+
+def test_mean_and_std_that_terms_leave_open_are_those_of_the_simulator_and_asked_for_once(flower, sites, tmp_path):
+    whole, data = sites
+    terms = replace(apart.load_terms(data), mean=None, std=None)
+    run = apart.prepare(whole, tmp_path / "run", terms, data=str(data))
+    first = Heard(lambda order, reply: flower.reply_with(reply, failed="OSError") if order.round == 2 else reply)
+    with pytest.raises(TooFewReplies):
+        flower.serve(flower.room(data, tmp_path / "state", meddle=first), run)
+    found, wanted = apart.load_terms(run), dataset_of(whole).splits["train"].images
+    assert found.mean == pytest.approx(wanted.mean, rel=1e-12)
+    assert found.std == pytest.approx(wanted.std, rel=1e-12)
+    assert [order.client for order in first.of("pixels")] == [0, 1, 2, 3]
+    flower.serve(flower.room(data, tmp_path / "state", meddle=(again := Heard())), run)
+    assert again.of("pixels") == []
+    assert {order.terms.mean for order in first.of("client") + again.of("client")} == {found.mean}
+    assert apart.load_terms(run) == found
+
+
+def test_a_site_that_gives_no_sums_is_named(flower, sites, tmp_path):
+    whole, data = sites
+    run = apart.prepare(whole, tmp_path / "run", replace(apart.load_terms(data), mean=None, std=None), data=str(data))
+    false = wire.pack(Pixels(1, (1,), (1,)))
+
+    def meddle(order, reply):
+        return flower.reply_with(reply, upload=false) if (order.kind, order.client) == ("pixels", 2) else reply
+
+    with pytest.raises(RunFailed, match=r"client 2 gave no sums of its pixels: it sums 1 pixels, but \d+ images have"):
+        flower.serve(flower.room(data, tmp_path / "state", meddle=meddle), run)
+    assert not (run / "terms.json").exists()
+
+
+def test_nobody_trains_before_mean_and_std_are_fixed(tmp_path):
+    order = apart.Order("0" * 32, "", replace(TERMS, mean=None, std=None), "client", 0, "local_update", 1)
+    with pytest.raises(apart.Refused, match="the terms have no mean and no std yet"):
+        apart.understood(PLACE, wire.pack(order))
+
+
+# What sites test on
+
+
+def test_counts_that_leave_a_site_by_hand():
+    """Twelve images of class 0 and eight of class 1; of class 2 there are four, too few to tell of.
+
+    A score of 0.9 falls into the interval 57 of 64, one of 0.1 into 6.
+    """
+    y = torch.tensor([0] * 12 + [1] * 8 + [2] * 4)
+    scores = torch.tensor([[0.9, 0.1, 0.0]]).repeat(24, 1)
+    scores[12:15] = torch.tensor([0.1, 0.9, 0.0])
+    counts = evaluate.shared(scores, y)
+    assert counts.confusion.tolist() == [[12, 0, 0], [5, 3, 0], [0, 0, 0]]
+    assert counts.histogram is not None
+    assert counts.histogram.shape == (3, 2, 64)
+    assert counts.histogram[0, 1].nonzero().flatten().tolist() == [57]
+    assert counts.histogram[1, 1, [6, 57]].tolist() == [5, 3]
+    assert int(counts.histogram[2, 1].sum()) == 0
+    evaluate.check_shared(counts, 3)
+    # Of 8 * 12 pairs for class 1, 3 * 12 are in order and 5 * 12 tied: (36 + 30) / 96.
+    assert evaluate.pooled_auc(counts)[0][1] == 66 / 96
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: {"confusion": c.confusion[:1]},
+        lambda c: {"confusion": c.confusion - 1},
+        lambda c: {"confusion": c.confusion.float()},
+        lambda c: {"above": c.above + 30},
+        lambda c: {"histogram": None},
+        lambda c: {"histogram": c.histogram * 2},
+        lambda c: {"confusion": c.confusion * 0, "above": c.above * 0, "histogram": c.histogram * 0},
+    ],
+)
+def test_counts_that_cannot_be_are_refused(change):
+    counts = evaluate.shared(torch.tensor([[0.9, 0.1], [0.2, 0.8]]).repeat(10, 1), torch.tensor([0, 1] * 10))
+    evaluate.check_shared(counts, 2)
+    with pytest.raises(BadInput, match="its counts are refused"):
+        evaluate.check_shared(replace(counts, **change(counts)), 2)
+
+
+def give_tests(data: Path, counts: dict[int, int]) -> int:
+    """Gives parts of the common test set to sites as their own; returns how many images it has."""
+    with np.load(data / "test.npz") as test:
+        images, labels, start = test["test_images"], test["test_labels"], 0
+    for client, count in counts.items():
+        path = data / f"client-{client}.npz"
+        with np.load(path) as site:
+            arrays = dict(site)
+        part = slice(start, start := start + count)
+        np.savez(path, **arrays, test_images=images[part], test_labels=labels[part])
+    return len(images)
+
+
+def test_sites_that_test_give_the_metrics_of_all_their_images_together(flower, sites, tmp_path):
+    whole, data = sites
+    assert give_tests(data, {0: 130, 3: 170}) == 300
+    here = flower.room(data, tmp_path / "state", meddle=(heard := Heard()))
+    flower.serve(here, run := flower.federate(whole, data, tmp_path / "run"))
+    told = [line["sites"] for line in read_rounds(run)]
+    asked = [(order.client, order.task, order.round) for order in heard.of("evaluate")]
+    assert asked == [(0, "test", 1), (3, "test", 1), (0, "test", 2), (3, "test", 2)]
+    assert (told[-1]["asked"], told[-1]["failures"], told[-1]["images"]) == (2, [], 300)
+    # All 300 test images are at one of the two sites, and the server has the same 300.
+    test = [line["test"] for line in read_rounds(run)]
+    assert [line["confusion"] for line in told] == [line["confusion"] for line in test]
+    assert all(abs(line["auc"] - exact["auc"]) <= line["auc_bound"] for line, exact in zip(told, test, strict=True))
+    flower.simulated(whole, tmp_path / "simulated")  # and nobody trained on what is for the test
+    assert flower.weights(run) == flower.weights(tmp_path / "simulated")
+
+
+def test_a_site_with_few_images_to_test_on_tells_nothing_of_them(flower, sites, tmp_path):
+    whole, data = sites
+    give_tests(data, {1: 19})
+    here = flower.room(data, tmp_path / "state", meddle=(heard := Heard()))
+    flower.serve(here, run := flower.federate(whole, data, tmp_path / "run"))
+    assert heard.of("evaluate") == []
+    assert "sites" not in read_rounds(run)[0]
+    assert flower.asked((whole, data), tmp_path / "asked", kind="evaluate", task="test") == (
+        "this site has fewer than 20 images to test on"
+    )
+
+
+def test_wrong_counts_of_a_site_are_named_and_left_out(flower, sites, tmp_path):
+    whole, data = sites
+    give_tests(data, {0: 150, 1: 150})
+
+    def meddle(order, reply):
+        return flower.reply_with(reply, upload=b"no") if (order.kind, order.client) == ("evaluate", 1) else reply
+
+    flower.serve(flower.room(data, tmp_path / "state", meddle=meddle), flower.federate(whole, data, tmp_path / "run"))
+    told = read_rounds(tmp_path / "run")[0]["sites"]
+    assert told["images"] <= 150
+    assert told["asked"] == 2
+    assert [text.partition(": ")[0] for text in told["failures"]] == ["client 1"]
+
+
+# What sites keep
+
+
+def test_what_a_site_keeps_between_rounds_outlives_a_power_cut(tmp_path, monkeypatch):
+    written, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: written.append(file) or sync(file))
+    for durable, count in ((False, 0), (True, 1)):
+        states = checkpoint.ClientStates(tmp_path / str(durable), durable=durable)
+        states.save(0, 1, 0, Model({"w": torch.ones(1)}), Model, 0)
+        assert len(written) == count
+
+
+# What is said before
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_consent_names_every_field_that_a_task_sends_and_what_it_betrays(name):
+    said = consent(name)
+    for task in tasks(type(METHODS[name])).values():
+        if "client" in task.places:
+            upload = next(
+                part for part in (task.upload, *getattr(task.upload, "__args__", ())) if hasattr(part, "__mro__")
+            )
+            assert f"\n{task.name}, " in said
+            assert all(f"\n  {field.name}: " in said for field in fields(upload))
+    assert "does not say" not in said
+    assert "a confusion matrix" in said
+
+
+def test_consent_says_what_each_field_is():
+    said = consent("cbafed")
+    assert "  nothing, or\n" in said
+    assert "  used: a whole number (images trained on)\n" in said
+    assert "  counts: a tensor, or nothing (of each class)\n" in said
+    assert "  sigma: several parts, or nothing (where labels moved it)\n    values: a tensor\n" in consent("fedmatch")
+    network = tree.of(tiny(1, 10, 16))
+    size = sum(4 * value.numel() for value in network.values())
+    told = consent(Experiment(method="rscfed"), network)
+    bytes_ = int(told.partition("the network's, ")[2].partition(" bytes")[0].replace(",", ""))
+    assert size < bytes_ < size + 2000
+
+
+def test_consent_to_a_method_that_does_not_exist_is_an_error():
+    with pytest.raises(BadInput, match="there is no method 'rscfd'; did you mean 'rscfed'"):
+        consent("rscfd")
+
+
+def test_terms_are_read_as_they_are_written(tmp_path):
+    terms = replace(TERMS, mean=None, std=None, values=(0.0, 4095.0))
+    (tmp_path / "terms.json").write_text(json.dumps(vars(terms)))
+    assert apart.load_terms(tmp_path) == terms
+    assert wire.unpack(Terms, wire.pack(terms)) == terms

@@ -1,0 +1,73 @@
+"""What the manual shows is what happens, its pictures are drawn as they are, and it builds without a warning."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+sys.path.insert(0, str(DOCS))
+
+import console  # noqa: E402
+import generated  # noqa: E402
+import pictures  # noqa: E402
+
+PAGES = sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)
+
+
+def words(text: str) -> set[str]:
+    """Without numbers and marks that follow from them, which are another machine's, as is where columns are broken."""
+    return set(re.findall(r"[^\W\d_]+", re.sub(r"[¹²]", "", text)))
+
+
+# The notebooks do in `make test` what the slow ones do.
+@pytest.mark.parametrize(
+    "name", ["tutorial", *(pytest.param(n, marks=pytest.mark.slow) for n in ("own-data", "own-method"))]
+)
+def test_commands_print_what_a_page_says(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    page = DOCS / f"{name}.md"
+    console.write_files(page)
+    commands = list(console.shown(page.read_text()))
+    assert commands
+    for command, told in commands:
+        assert words(console.printed(command)) == words(told), command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_has_generated_is_there(page):
+    whole = generated.expand(page.read_text())
+    assert "<!-- generated" not in whole
+    assert len(whole) >= len(page.read_text())
+
+
+def test_commands_and_settings_are_in_the_reference():
+    told = generated.expand((DOCS / "cli.md").read_text())
+    for part in ("## fewlabel\n", "### fewlabel run\n", "### fewlabel data check\n", "`--set A.B=C`"):
+        assert part in told
+    assert "| `method.group_size` | `5` | K; a whole number at least 1 |" in generated.settings("rscfed")
+
+
+def test_what_leaves_a_site_is_read_from_annotations():
+    assert "| `local_update` | `model`, `thresholds`, `tail`, `warm` | `model`, `used`, `counts` |" in generated.leaves(
+        "cbafed"
+    )
+
+
+@pytest.mark.parametrize("draw", pictures.PICTURES, ids=lambda draw: draw.__name__)
+def test_pictures_are_as_drawn(draw):
+    assert (DOCS / "images" / f"{draw.__name__}.svg").read_text() == draw().svg()
+
+
+@pytest.mark.slow
+def test_the_manual_builds_without_a_warning_and_asks_nothing_of_the_network(tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", DOCS, tmp_path], check=True
+    )
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"(https?:[^\"]+)", page.read_text())
+        assert not loaded, page
+    assert "<math" in (tmp_path / "methods" / "rscfed.html").read_text()

@@ -1,0 +1,249 @@
+"""What goes wrong in a real federation: sites that lie, die and return, a SuperLink that dies, and no process left.
+
+All on real processes on this machine. Each test prints how many seconds it took to notice and to recover.
+"""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors import safe_open
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+
+from fewlabel import apart, programs, resident, wire
+from fewlabel.experiment import Experiment
+from fewlabel.federation import Model, train
+from fewlabel.runs import prepare as prepare_simulation
+from fewlabel.runs import read_rounds
+from fewlabel.simulate import Simulation
+from tests.flower_processes import Processes
+from tests.test_flower import experiment, federate, first, lines, room, simulated, split, weights
+
+pytestmark = pytest.mark.slow
+
+# A site's resident that is as it should be, but for the rounds in which a file beside its socket says otherwise.
+
+
+def spoilt(upload: bytes, value: torch.Tensor) -> bytes:
+    return wire.pack(Model(first(wire.unpack(Model, upload).model, value)))
+
+
+def hang(upload: bytes) -> bytes:
+    time.sleep(3600)
+    return upload
+
+
+MOODS = {
+    "NaN": lambda upload: spoilt(upload, torch.full((4, 1, 3, 3), torch.nan)),
+    "shape": lambda upload: spoilt(upload, torch.zeros(3)),
+    "oversized": lambda upload: bytes(3_000_000),
+    "mangled": lambda upload: b"\xff" * 100,
+    "hang": hang,
+    "die": lambda upload: os._exit(9),
+}
+ODD = "import json, sys; from pathlib import Path; from tests.test_flower_faults import odd; "
+ODD += "odd(json.loads(sys.argv[1]), Path(sys.argv[2]))"
+
+
+def odd(place: dict, socket: Path) -> None:
+    honest, file = apart.reply, socket.with_suffix(".moods")
+
+    def reply(config, parts):
+        order, made = wire.unpack(apart.Order, parts["order"]), honest(config, parts)
+        moods = json.loads(file.read_text()) if file.exists() and order.kind == "client" else {}
+        if (mood := moods.get(str(order.round))) is None:
+            return made
+        file.with_suffix(".seen").write_text(mood)
+        return {"failed": "OSError"} if mood == "fail" else {"upload": MOODS[mood](made["upload"])}
+
+    apart.reply = reply
+    resident.reside(place, socket)
+
+
+class Sites(Processes):
+    """Three sites with labels at each."""
+
+    def mood(self, client: int, **rounds: str) -> None:
+        """How a client is in rounds, such as _2="hang"; as it should be in all others."""
+        self.seen(client).unlink(missing_ok=True)
+        moods = {number.strip("_"): mood for number, mood in rounds.items()}
+        (self.folder / f"site{client}.moods").write_text(json.dumps(moods))
+
+    def seen(self, client: int) -> Path:
+        """Is there once the mood has shown."""
+        return self.folder / f"site{client}.seen"
+
+    def lay_out(self, name: str, whole: Experiment, **plan: float) -> Path:
+        return federate(whole, self.data, self.data.parent / name, patience=300.0, **{"deadline": 300.0, **plan})
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
+    folder = tmp_path_factory.mktemp("federation")
+    data = split(fedavg(), folder / "sites")
+    places = list(room(data, folder / "state").configs.values())
+    with Sites(folder / "processes", places, ODD) as processes:
+        processes.data = data
+        yield processes
+
+
+@pytest.fixture(autouse=True)
+def well(sites: Sites) -> None:
+    for client in range(3):
+        sites.mood(client)
+
+
+def fedavg(*changes: str) -> Experiment:
+    return experiment("method=fedavg", "clients.count=3", "labels.at=every-client", "labels.fraction=0.5", *changes)
+
+
+def told(run: Path, **figures: float) -> None:
+    print(f"{run.name}: " + ", ".join(f"{what.replace('_', ' ')} {seconds:.1f} s" for what, seconds in figures.items()))
+
+
+def same_as_without(run: Path, whole: Experiment, client: int, directory: Path) -> bool:
+    """Whether a run's weights are those of a simulation in which a client is absent whenever it failed in the run."""
+    fed = Simulation(prepare_simulation(whole, directory))
+    missing = [any(f"client {client} " in text for text in line.get("failures", ())) for line in read_rounds(run)]
+    rounds, state = train(fed.method, fed, fed.method.init(fed)), None
+    for gone in missing:
+        fed.absent = frozenset({client} if gone else ())
+        _, state = next(rounds)
+    with safe_open(run / "model.safetensors", "pt") as file:
+        return all(torch.equal(file.get_tensor(name), value) for name, value in state.model.items())
+
+
+def test_a_site_that_sends_what_it_should_not_is_refused_by_name_and_the_rounds_go_on(sites, tmp_path):
+    whole = fedavg("rounds=5")
+    sites.mood(2, _1="NaN", _2="shape", _3="oversized", _4="mangled")
+    run = sites.lay_out("wrong", whole)
+    log = sites.run(run)
+    found = read_rounds(run)
+    assert [line["replies"] for line in found] == [2, 2, 2, 2, 3], log
+    whys = ["found NaN or Inf", "found torch.float32 [3]", "3000000 bytes, more than", "the buffer is cut short"]
+    for line, why in zip(found[:4], whys, strict=True):
+        (failure,) = line["failures"]
+        assert failure.startswith(f"client 2 failed in 'local_update' of round {line['round']}: its upload is refused")
+        assert why in failure
+    assert same_as_without(run, whole, 2, tmp_path / "simulated")
+    told(run, each_round=found[3]["seconds"])
+
+
+def test_a_killed_node_costs_a_deadline_at_most_then_nothing_and_takes_part_again_when_it_is_back(sites, tmp_path):
+    whole = fedavg("rounds=9")
+    sites.mood(2, _2="hang")
+    run = sites.lay_out("killed", whole, deadline=50.0)
+    running = sites.submit(run)
+    sites.until(sites.seen(2).exists)
+    sites.kill("node2")
+    sites.kill("resident2")
+    killed = time.monotonic()
+
+    def failures() -> list[str]:
+        return [failure for line in read_rounds(run) for failure in line.get("failures", ())]
+
+    sites.until(failures)
+    first_round = read_rounds(run)[1]["seconds"]
+    sites.until(lambda: any("it is not connected" in failure for failure in failures()))
+    unlisted, back = time.monotonic() - killed, time.monotonic()
+    sites.resident(2)
+    sites.node(2)
+    sites.until(lambda: read_rounds(run)[-1]["replies"] == 3)
+    returned = time.monotonic() - back
+    running.wait(600)
+    found = read_rounds(run)
+    why = r"client 2 failed in 'local_update' of round 2: (it was silent for 50 s|Flower says: .*Node Unavailable.*)"
+    assert re.fullmatch(why, found[1]["failures"][0])  # Flower notices up to a minute after the last sign of life
+    assert {line["replies"] for line in found} == {2, 3}
+    assert (found[0]["replies"], found[1]["replies"], found[-1]["replies"]) == (3, 2, 3)
+    assert same_as_without(run, whole, 2, tmp_path / "simulated")
+    told(run, round_with_the_kill=first_round, not_asked_any_more_after=unlisted, back_in_a_round_after=returned)
+
+
+def test_too_few_replies_end_the_run_and_it_resumes_to_the_bits_of_one_undisturbed(sites, tmp_path):
+    whole = fedavg("clients.min_replies=3")
+    sites.mood(0, _2="fail")
+    run = sites.lay_out("few", whole)
+    assert "TooFewReplies: round 2 had 2 replies to 'local_update' and needs 3 (clients.min_replies)" in sites.run(run)
+    assert [path.name[:12] for path in (run / "checkpoint").iterdir()] == ["round-000001"]
+    sites.mood(0)
+    began = time.monotonic()
+    sites.run(run)
+    told(run, the_rest_after_a_resume=time.monotonic() - began)
+    simulated(whole, tmp_path / "simulated")
+    assert weights(run) == weights(tmp_path / "simulated")
+    assert lines(run) == lines(tmp_path / "simulated")
+
+
+def test_a_resident_that_dies_is_a_failure_with_a_reason_and_its_site_works_again_with_a_new_one(sites):
+    sites.mood(1, _2="die")
+    run = sites.lay_out("resident", fedavg("rounds=6"))
+    running, dying = sites.submit(run), sites.started["resident1"]
+    sites.until(lambda: dying.poll() is not None)
+    died = time.monotonic()
+    sites.until(lambda: len(read_rounds(run)) >= 2)
+    noticed, back = time.monotonic() - died, time.monotonic()
+    sites.resident(1)
+    sites.until(lambda: read_rounds(run)[-1]["replies"] == 3)
+    returned = time.monotonic() - back
+    running.wait(600)
+    found = read_rounds(run)
+    why = "its task failed: its resident ended before it had answered; start it again at the site"
+    assert found[1]["failures"] == [f"client 1 failed in 'local_update' of round 2: {why}"]
+    assert found[-1]["replies"] == 3
+    told(run, noticed_after=noticed, back_in_a_round_after=returned)
+
+
+def test_a_killed_superlink_costs_one_round_and_no_bit(sites, tmp_path):
+    whole = fedavg("rounds=6")
+    run = sites.lay_out("link", whole)
+    sites.submit(run)
+    sites.until(lambda: len(read_rounds(run)) >= 2)
+    helpers = psutil.Process(sites.started["link"].pid).children(recursive=True)
+    sites.started["link"].kill()
+    sites.started.pop("link").wait()
+    killed = time.monotonic()
+    assert not psutil.wait_procs(helpers, 60)[1]  # Flower's own, which watch it; one of them is at the run
+    gone, before = time.monotonic() - killed, len(read_rounds(run))
+    sites.link()
+    listening = time.monotonic() - killed
+    said = len(sites.log("run-link").read_text())
+    log = sites.run(run)[said:]
+    again = [json.loads(line)["round"] for line in log.splitlines() if line.startswith('{"round": ')]
+    assert again, log
+    assert again == list(range(again[0], 7))
+    assert again[0] in (before, before + 1)  # the kill may come between the line of a round and its checkpoint
+    simulated(whole, tmp_path / "simulated")
+    assert weights(run) == weights(tmp_path / "simulated")
+    assert lines(run) == lines(tmp_path / "simulated")
+    told(run, helpers_gone_after=gone, listening_again_after=listening, finished_after=time.monotonic() - killed)
+
+
+def test_whoever_stops_a_federation_in_mid_round_leaves_no_process_behind(sites):
+    sites.mood(0, _1="hang")
+    sites.submit(sites.lay_out("stopped", fedavg()))
+    sites.until(sites.seen(0).exists)
+    assert len(of(sites)) > 10  # a link, nodes, residents, and what they have started
+    began = time.monotonic()
+    programs.end(sites.folder, sites.started.values())
+    told(sites.folder, stopped_after=time.monotonic() - began)
+    assert not of(sites)
+
+
+def of(sites: Sites) -> list[int]:
+    """All processes of a federation, found by another mark than the one that they are ended by."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("FLWR_HOME") == str(sites.folder / "home"):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found

@@ -1,0 +1,414 @@
+"""What stands between a federation and the world passes the calls of nodes, and nothing that only looks like one."""
+
+import hashlib
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+
+import httpx
+
+from fewlabel import front, trust
+from tests.flower_processes import free_ports
+
+
+def certificates(folder: Path) -> None:
+    """ca.pem, and server.pem with server.key that it has signed for this machine."""
+    key = trust.new_key(folder / "ca.key")
+    (folder / "ca.pem").write_bytes(trust.certificate("a CA", key))
+    trust.certify(folder, "127.0.0.1:1")
+
+
+class Server(ThreadingHTTPServer):
+    """A SuperLink in so far as it takes everything: it remembers each request, and answers with the body."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Echo)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(folder / "server.pem", folder / "server.key")
+        self.socket = context.wrap_socket(self.socket, server_side=True)
+        self.seen: list[tuple[str, dict[str, str], str]] = []
+        self.connections: set[int] = set()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Echo(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def answer(self) -> None:
+        self.server.connections.add(self.client_address[1])
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        digest = hashlib.sha256(body).hexdigest()
+        self.server.seen.append((self.requestline, {k.lower(): v for k, v in self.headers.items()}, digest))
+        self.send_response(412 if body == b"an unknown key" else 200)
+        self.send_header("content-type", "application/x-protobuf")
+        self.send_header("set-cookie", "a=b")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_PUT = do_CONNECT = answer  # noqa: N815
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@dataclass
+class Fronted:
+    """A front in a process of its own, before a server in this one."""
+
+    folder: Path
+    server: Server
+    process: subprocess.Popen
+    port: int
+    context: ssl.SSLContext = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.context = ssl.create_default_context(cafile=self.folder / "ca.pem")
+
+    def connect(self) -> ssl.SSLSocket:
+        plain = socket.create_connection(("127.0.0.1", self.port), 30)
+        return self.context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+    def say(self, data: bytes) -> bytes:
+        """All that comes back to these bytes until the front closes the connection, or is silent for a second."""
+        with self.connect() as connection:
+            connection.sendall(data)
+            return rest(connection)
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=f"https://127.0.0.1:{self.port}", verify=self.context, timeout=60)
+
+
+def rest(connection: ssl.SSLSocket) -> bytes:
+    connection.settimeout(1)
+    heard = b""
+    try:
+        while more := connection.recv(65536):
+            heard += more
+    except (TimeoutError, ConnectionError, ssl.SSLError):
+        pass
+    return heard
+
+
+def started(folder: Path, to: int, change: str = "") -> tuple[subprocess.Popen, int]:
+    (port,) = free_ports(1)
+    command = ["-m", "fewlabel.front"]
+    if change:
+        command = ["-c", f"from fewlabel import front; front.{change}; front.main()"]
+    files = ["--certificate", folder / "server.pem", "--key", folder / "server.key", "--ca", folder / "ca.pem"]
+    process = subprocess.Popen(
+        [sys.executable, *command, "--listen", f"127.0.0.1:{port}", "--to", f"127.0.0.1:{to}", *map(str, files)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert "nodes reach" in process.stdout.readline()
+    threading.Thread(target=process.stdout.read, daemon=True).start()
+    return process, port
+
+
+@pytest.fixture(scope="module")
+def fronted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
+    folder = tmp_path_factory.mktemp("front")
+    certificates(folder)
+    server = Server(folder)
+    process, port = started(folder, server.server_address[1])
+    yield Fronted(folder, server, process, port)
+    process.terminate()
+    assert process.wait(10) == 0
+    server.shutdown()
+    server.server_close()
+
+
+NODE = {
+    "content-type": "application/x-protobuf",
+    "accept": "application/x-protobuf",
+    "flwr-public-key": "bm8ga2V5IGF0IGFsbA==",
+    "flwr-timestamp": "2026-02-03T04:05:06.789012+00:00",
+    "flwr-signature": "MEUCIQ+/=",
+    "flwr-package-name": "flwr",
+    "flwr-package-version": "1.41.0",
+    "flwr-component-name": "SuperNode",
+}
+
+
+@pytest.mark.parametrize("path", sorted(path.decode() for path in front.PATHS))
+def test_a_nodes_call_passes_with_its_headers_and_its_body(fronted, path):
+    fronted.server.seen.clear()
+    others = {"cookie": "c=d", "x-forwarded-for": "10.0.0.1", "flwr-task-token": "stolen", "authorization": "Bearer x"}
+    with fronted.client() as client:
+        answer = client.post(path, content=b"a call", headers=NODE | others)
+    assert (answer.status_code, answer.content, answer.headers["content-type"]) == (
+        200, b"a call", "application/x-protobuf",
+    )  # fmt: skip
+    assert "set-cookie" not in answer.headers
+    ((line, headers, digest),) = fronted.server.seen
+    assert (line, digest) == (f"POST {path} HTTP/1.1", hashlib.sha256(b"a call").hexdigest())
+    made = ("host", "content-length", "connection", "accept-encoding", "user-agent")  # by the front itself
+    assert {name: value for name, value in headers.items() if name not in made} == NODE
+    assert headers["content-length"] == "6"
+    assert headers["host"] == f"127.0.0.1:{fronted.server.server_address[1]}"
+
+
+def test_what_the_superlink_says_of_a_key_that_it_does_not_know_reaches_the_node(fronted):
+    with fronted.client() as client:
+        answer = client.post("/v1/fleet/activate-node", content=b"an unknown key")
+    assert (answer.status_code, answer.content) == (412, b"an unknown key")
+
+
+def test_calls_of_one_node_share_a_connection_on_both_sides(fronted):
+    fronted.server.connections.clear()
+    with fronted.connect() as connection:
+        for _ in range(5):
+            connection.sendall(b"POST /v1/fleet/get-run HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nhi")
+            while not connection.recv(65536).endswith(b"hi"):
+                pass
+    assert len(fronted.server.connections) == 1
+
+
+FLEET = b"/v1/fleet/pull-messages"
+CONTROL = b"/v1/control/start-run"
+HEAD = b" HTTP/1.1\r\nhost: a\r\ncontent-type: application/x-protobuf\r\ncontent-length: 2\r\n\r\nhi"
+LINE = b"POST " + FLEET + b" HTTP/1.1\r\nhost: a\r\n"
+
+ATTACKS = {
+    "control": b"POST " + CONTROL + HEAD,
+    "register a key": b"POST /v1/control/register-node" + HEAD,
+    "processes": b"POST /v1/runtime/acquire-task" + HEAD,
+    "documentation": b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n",
+    "health": b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n",
+    "a node registers itself": b"POST /v1/fleet/register-node" + HEAD,
+    "code": b"POST /v1/fleet/get-fab" + HEAD,
+    "dots": b"POST /v1/fleet/../control/start-run" + HEAD,
+    "dots after a call": b"POST " + FLEET + b"/../../control/start-run" + HEAD,
+    "coded dots": b"POST /v1/fleet/%2e%2e/control/start-run" + HEAD,
+    "coded slash": b"POST /v1/fleet/..%2fcontrol%2fstart-run" + HEAD,
+    "coded letter": b"POST /v1/fleet/%70ull-messages" + HEAD,
+    "twice coded": b"POST /v1/fleet/%252e%252e/control/start-run" + HEAD,
+    "two slashes": b"POST //v1/control/start-run" + HEAD,
+    "two slashes within": b"POST /v1//fleet/pull-messages" + HEAD,
+    "backslash": b"POST /v1/fleet/..\\control\\start-run" + HEAD,
+    "slash at the end": b"POST " + FLEET + b"/" + HEAD,
+    "capitals": b"POST /V1/CONTROL/start-run" + HEAD,
+    "parameter": b"POST " + FLEET + b";/../../control/start-run" + HEAD,
+    "query": b"POST " + FLEET + b"?a=/v1/control/start-run" + HEAD,
+    "fragment": b"POST " + FLEET + b"#/v1/control/start-run" + HEAD,
+    "whole address": b"POST https://127.0.0.1" + CONTROL + HEAD,
+    "whole address of a call": b"POST https://127.0.0.1" + FLEET + HEAD,
+    "host": b"POST @127.0.0.1" + CONTROL + HEAD,
+    "tunnel": b"CONNECT 127.0.0.1:443 HTTP/1.1\r\nhost: a\r\n\r\n",
+    "tunnel to a call": b"CONNECT " + FLEET + HEAD,
+    "other method": b"GET " + FLEET + HEAD,
+    "small method": b"post " + FLEET + HEAD,
+    "two methods": b"POST " + FLEET + b" POST " + CONTROL + HEAD,
+    "zero byte": b"POST " + FLEET + b"\0" + CONTROL + HEAD,
+    "tab": b"POST\t" + CONTROL + HEAD,
+    "websocket": LINE + b"connection: upgrade\r\nupgrade: websocket\r\ncontent-length: 2\r\n\r\nhi",
+    "HTTP/2 by upgrade": LINE + b"connection: upgrade\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
+    "chunks": LINE + b"transfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+    "chunks and length": LINE
+    + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\nPOST "
+    + CONTROL
+    + HEAD,
+    "hidden chunks": LINE + b"content-length: 4\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\nPOST " + CONTROL + HEAD,
+    "spaced chunks": LINE + b"content-length: 4\r\ntransfer-encoding : chunked\r\n\r\n0\r\n\r\nPOST " + CONTROL + HEAD,
+    "two lengths": LINE + b"content-length: 2\r\ncontent-length: 90\r\n\r\nhiPOST " + CONTROL + HEAD,
+    "lengths in one": LINE + b"content-length: 2, 90\r\n\r\nhi",
+    "negative length": LINE + b"content-length: -1\r\n\r\nhi",
+    "signed length": LINE + b"content-length: +2\r\n\r\nhi",
+    "no length": LINE + b"\r\nhi",
+    "too long": LINE + b"content-length: 2147483649\r\n\r\n",
+    "folded header": LINE
+    + b"content-length: 2\r\nx: y\r\n z\r\ncontent-type:\r\n a\r\n\r\nhi\r\n\r\nPOST "
+    + CONTROL
+    + HEAD,
+    "a header twice": LINE + b"flwr-public-key: a\r\nflwr-public-key: b\r\ncontent-length: 2\r\n\r\nhi",
+    "no host": b"POST " + FLEET + b" HTTP/1.1\r\ncontent-length: 2\r\n\r\nhi",
+    "old protocol": b"POST " + CONTROL + b"\r\n\r\n",
+    "long head": LINE + b"x: " + b"a" * 20_000,
+    "continue": LINE + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n",
+}
+LET_THROUGH = ("folded header",)  # as the one plain call that it is
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_nothing_else_passes(fronted, name):
+    fronted.server.seen.clear()
+    heard = fronted.say(ATTACKS[name])
+    if name in LET_THROUGH:
+        assert [line for line, *_ in fronted.server.seen] == [f"POST {FLEET.decode()} HTTP/1.1"]
+        assert heard.startswith(b"HTTP/1.1 200")
+    else:
+        assert fronted.server.seen == []
+        assert heard.split()[1] in (b"400", b"404", b"411", b"413", b"431", b"501")  # 401, 403 mean more to a node
+    with fronted.client() as client:  # and it goes on
+        assert client.post(FLEET.decode(), content=b"x").content == b"x"
+
+
+def test_a_request_within_a_body_stays_a_body_and_one_after_it_is_refused(fronted):
+    fronted.server.seen.clear()
+    inner = b"POST " + CONTROL + HEAD
+    heard = fronted.say(LINE + b"content-length: %d\r\n\r\n" % len(inner) + inner + inner)
+    ((line, headers, digest),) = fronted.server.seen
+    assert (line, headers["content-length"]) == (f"POST {FLEET.decode()} HTTP/1.1", str(len(inner)))
+    assert digest == hashlib.sha256(inner).hexdigest()
+    assert heard.count(b"HTTP/1.1 200") == 1
+    assert heard.count(b"HTTP/1.1 404") == 1
+
+
+def test_a_call_that_breaks_off_never_looks_whole(fronted):
+    fronted.server.seen.clear()
+    with fronted.connect() as connection:
+        connection.sendall(LINE + b"content-length: 100\r\n\r\nonly this")
+    with fronted.client() as client:
+        assert client.post(FLEET.decode(), content=b"x").content == b"x"
+    whole = hashlib.sha256(b"x").hexdigest()
+    assert [digest for _, headers, digest in fronted.server.seen if headers["content-length"] == "1"] == [whole]
+    assert all(headers["content-length"] != "9" for _, headers, _ in fronted.server.seen)
+
+
+def test_who_speaks_no_tls_is_not_heard(fronted):
+    fronted.server.seen.clear()
+    with socket.create_connection(("127.0.0.1", fronted.port), 30) as connection:
+        connection.sendall(b"POST " + FLEET + HEAD)
+        try:
+            heard = connection.recv(65536)
+        except ConnectionError:
+            heard = b""
+    assert not heard.startswith(b"HTTP")
+    assert fronted.server.seen == []
+
+
+def test_messages_of_any_size_stream_through(fronted):
+    body = b"0123456789abcdef" * (64 << 16)  # 64 MiB
+    with fronted.client() as client:
+        client.post(FLEET.decode(), content=b"x")
+        before = peak(fronted.process.pid)
+        answer = client.post("/v1/fleet/push-object", content=body)
+    assert answer.content == body
+    assert peak(fronted.process.pid) - before < 24 << 20
+
+
+def peak(process: int) -> int:
+    """The most memory that a process has had, in bytes."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    return int(lines["VmHWM"].split()[0]) << 10
+
+
+# A front of its own for each
+
+
+def test_a_superlink_that_is_away_or_is_another_costs_a_node_a_retry(tmp_path):
+    for folder in (tmp_path / "here", tmp_path / "other"):
+        folder.mkdir()
+        certificates(folder)
+    impostor = Server(tmp_path / "other")  # whose certificate another authority has signed
+    for port in (free_ports(1)[0], impostor.server_address[1]):
+        process, listens = started(tmp_path / "here", port)
+        with Fronted(tmp_path / "here", impostor, process, listens).client() as client:
+            assert client.post(FLEET.decode(), content=b"x").status_code == 502
+        process.kill()
+        process.wait()
+    assert impostor.seen == []
+    impostor.shutdown()
+    impostor.server_close()
+
+
+def test_who_is_slow_is_cut_off(fronted):
+    process, port = started(fronted.folder, fronted.server.server_address[1], "SECONDS = 0.5")
+    slow = Fronted(fronted.folder, fronted.server, process, port)
+    for begin in (b"", LINE, LINE + b"content-length: 1000000\r\n\r\n"):
+        fronted.server.seen.clear()
+        with slow.connect() as connection:
+            connection.sendall(begin)
+            assert any(ended(connection, b"x" if begin else b"") for _ in range(300))  # trickling on does not help
+    process.kill()
+    process.wait()
+
+
+def ended(connection: ssl.SSLSocket, data: bytes) -> bool:
+    """Whether a connection is cut off within a twentieth of a second after this was sent."""
+    connection.settimeout(0.05)
+    try:
+        connection.sendall(data)
+        return connection.recv(1000) == b""
+    except TimeoutError:
+        return False
+    except (ConnectionError, ssl.SSLError):
+        return True
+
+
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_when_it_is_told_to_whoever_is_connected(fronted, told):
+    process, port = started(fronted.folder, fronted.server.server_address[1])
+    other = Fronted(fronted.folder, fronted.server, process, port)
+    with other.connect() as idle, other.connect() as busy:
+        busy.sendall(LINE + b"content-length: 1000000\r\n\r\n")
+        process.send_signal(told)
+        assert process.wait(10) == 0
+        assert rest(idle) == b""
+    assert not psutil.pid_exists(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--listen": "8443"}, "'8443' is no address; write HOST:PORT"),
+        ({"--to": "127.0.0.1:x"}, "'127.0.0.1:x' is no address; write HOST:PORT"),
+        ({"--key": "nothing.key"}, "are not a certificate, its key and an authority"),
+        ({"--ca": "server.key"}, "are not a certificate, its key and an authority"),
+        ({"--listen": "taken"}, "cannot be listened on"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_a_sentence(fronted, change, message):
+    given = {"--certificate": "server.pem", "--key": "server.key", "--ca": "ca.pem"}
+    given |= {"--listen": f"127.0.0.1:{free_ports(1)[0]}", "--to": "127.0.0.1:1"}
+    given |= {k: f"127.0.0.1:{fronted.port}" if v == "taken" else v for k, v in change.items()}
+    command = [sys.executable, "-m", "fewlabel.front", *(part for pair in given.items() for part in pair)]
+    environment = {"PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(command, cwd=fronted.folder, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+# What it knows of Flower
+
+
+def test_the_calls_and_headers_are_those_of_this_flower():
+    from flwr.common.constant import TIMESTAMP_HEADER
+    from flwr.supercore import constant
+    from flwr.superlink.routers.fleet.router import router
+
+    routes = {(method, route.path.encode()) for route in router.routes for method in route.methods}
+    withheld = {b"/v1/fleet/register-node", b"/v1/fleet/unregister-node", b"/v1/fleet/get-fab"}
+    assert routes == {("POST", path) for path in front.PATHS | withheld}
+    named = {
+        TIMESTAMP_HEADER,
+        constant.FLEET_HTTP_PUBLIC_KEY_HEADER,
+        constant.FLEET_HTTP_SIGNATURE_HEADER,
+        constant.FLWR_PACKAGE_NAME_METADATA_KEY,
+        constant.FLWR_PACKAGE_VERSION_METADATA_KEY,
+        constant.FLWR_COMPONENT_NAME_METADATA_KEY,
+    }
+    assert {name.encode() for name in named | {"content-type", "accept"}} == front.HEADERS
+    assert constant.VERSION_INCOMPATIBILITY_MESSAGE_METADATA_KEY.encode() in front.ANSWERED
+
+
+def test_it_loads_neither_flower_nor_pytorch():
+    code = "import sys, fewlabel.front; print({'torch', 'flwr'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

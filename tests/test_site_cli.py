@@ -1,0 +1,167 @@
+"""A site's commands: what it sets up, what it checks, and what it lets leave."""
+
+import io
+import json
+import stat
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+
+from fewlabel import apart, trust
+from fewlabel.experiment import Experiment
+from tests import test_cli
+from tests.test_cli import Command
+from tests.test_federation_cli import FLAGS
+from tests.test_flower import grey
+
+fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
+COMMANDS = ["init", "check", "join"]
+INIT = ["site", "init", "--trust", "lungs/trust", "--name", "north", "--client", "2", "--data", "images"]
+
+
+@pytest.fixture
+def images(fewlabel: Command, tmp_path: Path) -> Path:
+    """A federation of cats and dogs that nobody serves, and a site's images."""
+    found = fewlabel("federation", "init", "lungs", "--address", "127.0.0.1:9", *FLAGS, "--methods", "labels-only")
+    assert found.code == 0
+    for value, name in enumerate(("dog/1.png", "dog/2.png", "unlabeled/3.png")):
+        grey(tmp_path / "images" / name, value)
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_has_examples_and_fits_the_screen(name: str, fewlabel: Command) -> None:
+    found = fewlabel("site", name, "--help")
+    assert found.code == 0
+    assert f"  fewlabel site {name}" in found.out
+    assert max(map(len, found.out.splitlines())) <= 80
+
+
+def test_a_site_is_set_up_with_a_key_that_stays_and_an_enrolment_that_is_admitted(
+    images: Path, fewlabel: Command, tmp_path: Path
+) -> None:
+    assert fewlabel(*INIT).code == 0
+    site = tmp_path / "site"
+    table = tomllib.loads((site / "site.toml").read_text())
+    assert table == {
+        "name": "north",
+        "trust": str(site / "trust"),
+        "key": str(site / "key"),
+        "place": {"client": 2, "data": str(images), "state": str(site / "state"), "methods": "labels-only"},
+    }
+    assert stat.S_IMODE((site / "key").stat().st_mode) == 0o600
+    assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
+    assert fewlabel("federation", "enrol", "lungs", site / "enrolment.json").code == 0
+    assert trust.members(tmp_path / "lungs")[0].client == 2
+    again = fewlabel(*INIT)
+    assert (again.code, again.err) == (2, "fewlabel: site is there already and not empty; choose another directory\n")
+
+
+def test_what_is_not_given_is_asked_for(
+    images: Path, fewlabel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", answers := io.StringIO("lungs/trust\nsouth\n1\nimages\n"))
+    answers.isatty = lambda: True  # type: ignore[method-assign]
+    found = fewlabel("site", "init")
+    assert (found.code, found.err.count(":")) == (0, 5)
+    assert found.out.startswith("'south' is set up as client 1 of 'lungs', by the key SHA256:")
+
+
+@pytest.mark.parametrize("missing", ["--trust", "--name", "--client", "--data"])
+def test_where_nobody_can_be_asked_the_missing_option_is_named(missing: str, images: Path, fewlabel: Command) -> None:
+    at = INIT.index(missing)
+    found = fewlabel(*INIT[:at], *INIT[at + 2 :])
+    assert (found.code, found.err) == (2, f"fewlabel: site init needs {missing}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([*INIT, "--data", "nowhere"], "there is no nowhere; --data is where this site's images are"),
+        ([*INIT, "--trust", "images"], "there is no file images/federation.json"),
+        ([*INIT, "--name", "a/b"], "a name has up to 63 letters"),
+        ([*INIT[:2], "x" * 100, *INIT[2:]], "is too long a path for a socket"),
+        (["site", "check"], "holds no site; `fewlabel site init` sets one up"),
+        (["site", "join"], "holds no site; `fewlabel site init` sets one up"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    words: list[str], sentence: str, images: Path, fewlabel: Command, tmp_path: Path
+) -> None:
+    found = fewlabel(*words)
+    assert (found.code, found.out) == (2, "")
+    assert sentence in found.err
+    assert found.err.count("\n") == 1
+    assert not (tmp_path / "site" / "key").exists()
+
+
+def checked(fewlabel: Command) -> dict[str, str]:
+    """What is said of each thing that is wrong."""
+    found = fewlabel("site", "check")
+    wrong = dict(
+        line.removeprefix("failed").strip().split(": ", 1)
+        for line in found.out.splitlines()
+        if line.startswith("failed")
+    )
+    assert found.code == (2 if wrong else 0)
+    assert found.out.count("\n") == 6
+    return wrong
+
+
+def test_everything_that_is_wrong_has_a_line_of_its_own(images: Path, fewlabel: Command, tmp_path: Path) -> None:
+    assert fewlabel(*INIT).code == 0
+    assert "ok      data: 2 images with a label and 1 without, of 1 of 2 classes, read at 16x16" in (
+        fewlabel("site", "check").out
+    )
+    assert checked(fewlabel) == {"connection": "127.0.0.1:9 does not answer: Connection refused"}
+    site = tmp_path / "site"
+    grey(images / "horse" / "4.png", 4)
+    (site / "state").chmod(0o755)
+    (site / "key").chmod(0o644)
+    (site / "trust" / "ca.pem").write_text("none")
+    about = json.loads((site / "trust" / "federation.json").read_text())
+    (site / "trust" / "federation.json").write_text(json.dumps(about | {"version": "9.9"}))
+    wrong = checked(fewlabel)
+    assert list(wrong) == ["data", "disk", "key", "certificate", "connection", "versions"]
+    assert "has images of 'horse', which is no class of this federation; it has cat, dog" in wrong["data"]
+    assert wrong["disk"].endswith(f"forbid it by: chmod 700 {site}/state")
+    assert wrong["key"].endswith(f"forbid it by: chmod 600 {site}/key")
+    assert wrong["certificate"].endswith("ca.pem is no certificate")
+    assert wrong["versions"] == "FewLabel is 0.1.0 here and 9.9 at the coordinator; both must have the same"
+
+
+def test_commands_are_shown_with_tls_and_a_key_unless_told_otherwise(
+    images: Path, fewlabel: Command, tmp_path: Path
+) -> None:
+    assert fewlabel(*INIT).code == 0
+    site = tmp_path / "site"
+    resident, node = fewlabel("site", "join", "--print-command").out.splitlines()
+    assert resident.endswith(f"-m fewlabel site reside {site}")
+    assert f"--root-certificates {site}/trust/ca.pem --auth-supernode-private-key {site}/key" in node
+    assert f"""--node-config 'resident="{site}/resident"'""" in node
+    assert "--insecure" not in node
+    _, node = fewlabel("site", "join", "--insecure", "--print-command").out.splitlines()
+    assert " --insecure " in node
+    assert "--auth-supernode-private-key" not in node
+
+
+def test_nobody_joins_without_consent_to_what_leaves(images: Path, fewlabel: Command, tmp_path: Path) -> None:
+    assert fewlabel(*INIT).code == 0
+    found = fewlabel("site", "join")
+    assert found.code == 2
+    assert "What leaves a site that takes part in 'labels-only'." in found.err
+    assert "its weights after training" in found.err
+    assert found.err.endswith("nobody is there to consent; whoever has read this types --yes\n")
+    assert not (tmp_path / "site" / "resident.log").exists()
+
+
+def test_what_was_consented_to_is_what_a_site_does() -> None:
+    assert apart.agreed("labels-only", Experiment("fedavg"))
+    assert apart.agreed("labels-only, fedirm", Experiment("fedirm"))
+    assert apart.agreed("", Experiment("fedirm"))
+    assert not apart.agreed("labels-only", Experiment("fedirm"))
+    assert not apart.agreed("labels-only", Experiment("fedirm", name="labels-only"))

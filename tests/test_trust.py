@@ -1,0 +1,248 @@
+"""Keys and certificates: whoever is not who they say, or says it twice, is refused by name."""
+
+import json
+import socket
+import ssl
+import stat
+import threading
+from contextlib import suppress
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography", reason="it comes with Flower: pip install 'fewlabel[flower]'")
+
+from fewlabel import trust
+from fewlabel.apart import Introduction
+from fewlabel.errors import BadInput
+from fewlabel.federation import ClientInfo
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return made(tmp_path, "lungs")
+
+
+def made(where: Path, name: str, address: str = "localhost:9443") -> Path:
+    trust.create(where / name, trust.Federation(name, address, "0.1.0"), {})
+    return where / name
+
+
+def enrolled(folder: Path, where: Path, client: int = 0, name: str = "north") -> Path:
+    """An enrolment as a site writes it, with a new key."""
+    where.mkdir(exist_ok=True)
+    trust.new_key(where / "key", ssh=True)
+    path = where / "enrolment.json"
+    path.write_bytes(trust.document(asdict(trust.enrol(folder / "trust", where / "key", client, name))))
+    return path
+
+
+def admit(folder: Path, path: Path) -> trust.Member:
+    return trust.admit(folder, trust.read_enrolment(path))
+
+
+def test_an_enrolment_makes_a_member_and_says_all_of_it(folder, tmp_path):
+    member = admit(folder, enrolled(folder, tmp_path / "a", 3))
+    assert (member.client, member.name, member.node) == (3, "north", None)
+    assert member.key == trust.public_half(trust.load_key(tmp_path / "a" / "key"))
+    assert trust.members(folder) == (member,)
+
+
+def test_no_secret_is_for_others_to_read_or_in_what_is_given_away(folder, tmp_path):
+    enrolled(folder, tmp_path / "a")
+    for key in (folder / "ca.key", folder / "server.key", tmp_path / "a" / "key"):
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+        assert b"PRIVATE KEY" in key.read_bytes()
+    given = [*(folder / "trust").iterdir(), tmp_path / "a" / "enrolment.json"]
+    assert sorted(path.name for path in given) == ["ca.pem", "enrolment.json", "federation.json", "terms.json"]
+    assert not any(b"PRIVATE" in path.read_bytes() for path in given)
+
+
+def test_a_key_that_others_can_read_or_that_is_none_is_refused(tmp_path):
+    key = tmp_path / "key"
+    trust.new_key(key, ssh=True)
+    with pytest.raises(BadInput, match="never overwritten"):
+        trust.new_key(key, ssh=True)
+    key.chmod(0o640)
+    with pytest.raises(BadInput, match=r"others may read .*; forbid it by: chmod 600"):
+        trust.load_key(key)
+    key.chmod(0o600)
+    key.write_text("no key")
+    with pytest.raises(BadInput, match="is no private key"):
+        trust.load_key(key)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"client": 1},
+        {"name": "south"},
+        {"nonce": "0" * 32},
+        {"time": "2026-01-01T00:00:00+00:00"},
+        {"federation": "other"},
+        {"signature": ""},
+        {"signature": "AAAA"},
+        {"signature": "?"},
+        {"key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIB"},
+        {"key": "nothing"},
+    ],
+    ids=lambda change: "-".join(
+        f"{name}={value[:4] if isinstance(value, str) else value}" for name, value in change.items()
+    ),
+)
+def test_whatever_is_changed_in_an_enrolment_it_is_refused(change, folder, tmp_path):
+    path = enrolled(folder, tmp_path / "a")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(BadInput, match="is not what its key has signed"):
+        trust.read_enrolment(path)
+
+
+def test_another_key_under_the_same_signature_is_refused(folder, tmp_path):
+    path, other = enrolled(folder, tmp_path / "a"), enrolled(folder, tmp_path / "b")
+    table = json.loads(path.read_text()) | {"key": json.loads(other.read_text())["key"]}
+    path.write_text(json.dumps(table))
+    with pytest.raises(BadInput, match="is not what its key has signed"):
+        trust.read_enrolment(path)
+
+
+def test_a_second_enrolment_is_refused_whatever_it_repeats(folder, tmp_path):
+    first = enrolled(folder, tmp_path / "a")
+    admit(folder, first)
+    with pytest.raises(BadInput, match="'north' is enrolled with this key already, as client 0"):
+        admit(folder, first)
+    again = trust.enrol(folder / "trust", tmp_path / "a" / "key", 5, "south")
+    with pytest.raises(BadInput, match="'north' is enrolled with this key already, as client 0"):
+        trust.admit(folder, again)
+    commented = replace(again, key=f"{again.key} a comment")
+    with pytest.raises(BadInput, match="enrolled with this key already"):
+        trust.admit(folder, commented)
+    with pytest.raises(BadInput, match="client 0 is 'north' already; the site needs another --client"):
+        admit(folder, enrolled(folder, tmp_path / "b", 0, "south"))
+    assert [member.name for member in trust.members(folder)] == ["north"]
+
+
+def test_an_enrolment_for_another_federation_is_refused_even_of_the_same_name(folder, tmp_path):
+    (tmp_path / "x").mkdir()
+    with pytest.raises(BadInput, match="for 'brains', and this federation is 'lungs'"):
+        admit(folder, enrolled(made(tmp_path, "brains"), tmp_path / "a"))
+    with pytest.raises(BadInput, match="for another one of the same name"):
+        admit(folder, enrolled(made(tmp_path / "x", "lungs"), tmp_path / "b"))
+    assert trust.members(folder) == ()
+
+
+def test_an_old_enrolment_is_refused(folder, tmp_path, monkeypatch):
+    path, now = enrolled(folder, tmp_path / "a"), trust.now()
+    monkeypatch.setattr(trust, "now", lambda: now + timedelta(days=31))
+    with pytest.raises(BadInput, match="must not be older than 30 days"):
+        admit(folder, path)
+    monkeypatch.setattr(trust, "now", lambda: now - timedelta(days=2))
+    with pytest.raises(BadInput, match="must not be older than 30 days"):
+        admit(folder, path)
+    assert trust.members(folder) == ()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"client": -1}', "[" * 70_000, '"' + "x" * 70_000 + '"'])
+def test_what_is_no_enrolment_is_refused_by_its_name(text, tmp_path):
+    (tmp_path / "odd.json").write_text(text)
+    with pytest.raises(BadInput, match=r"odd\.json"):
+        trust.read_enrolment(tmp_path / "odd.json")
+
+
+@pytest.mark.parametrize("name", ["", " north", "north\n", "\x1b[31mred", "a" * 64, "x/y", "‮north"])
+def test_a_name_that_could_mislead_people_is_refused(name):
+    with pytest.raises(BadInput, match="a name has up to 63 letters"):
+        trust.named(name)
+
+
+@pytest.mark.parametrize("name", ["north", "St. Mary (Ward 3)", "Charité", "a" * 63])
+def test_names_of_hospitals_are_names(name):
+    assert trust.named(name) == name
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host", "host:", ":1", "host:0", "host:65536", "ho st:1", "https://h:1/", "h:x"]
+)
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(BadInput, match="an address is HOST:PORT"):
+        trust.host_and_port(address)
+
+
+def test_addresses_have_a_host_and_a_port():
+    assert trust.host_and_port("learn.example.org:9443") == ("learn.example.org", 9443)
+    assert trust.host_and_port("[::1]:9443") == ("::1", 9443)
+
+
+# A node may be the client that its key is, and no other
+
+
+def test_a_node_is_admitted_as_the_client_of_its_key_alone(folder, tmp_path):
+    for client in (0, 1):
+        admit(folder, enrolled(folder, tmp_path / str(client), client))
+    nodes = (13296509793928455766, None)
+    trust.write_members(folder, tuple(replace(m, node=n) for m, n in zip(trust.members(folder), nodes, strict=True)))
+    assert trust.admitted(folder) == {13296509793928455766: 0}
+    gate = trust.gate(folder)
+    gate(13296509793928455766, claim(0))
+    with pytest.raises(BadInput, match="claims to be client 1, and its key is that of client 0"):
+        gate(13296509793928455766, claim(1))
+    with pytest.raises(BadInput, match="claims to be client 1, and its key is not enrolled"):
+        gate(7, claim(1))
+
+
+def claim(client: int) -> Introduction:
+    return Introduction(ClientInfo(client, 1, 1), {})
+
+
+# Certificates, as Python's ssl sees them
+
+
+def greeted(folder: Path, authority: Path, name: str) -> str | None:
+    """What a client says of a server with this folder's certificate when it calls it by a name."""
+    inside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    inside.load_cert_chain(folder / "server.pem", folder / "server.key")
+    context = ssl.create_default_context(cafile=authority)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            plain, _ = listener.accept()
+            with plain, suppress(ssl.SSLError, OSError):
+                inside.wrap_socket(plain, server_side=True).close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            with socket.create_connection(listener.getsockname(), 10) as plain:
+                return context.wrap_socket(plain, server_hostname=name).version()
+        except ssl.SSLCertVerificationError as error:
+            return error.verify_message
+        finally:
+            thread.join()
+
+
+@pytest.mark.parametrize("address", ["learn.example.org:9443", "10.0.0.5:9443", "[fd00::5]:9443"])
+def test_the_servers_certificate_is_for_its_address_and_this_machine_and_no_other(address, tmp_path):
+    folder = made(tmp_path, "lungs", address)
+    ca = folder / "trust" / "ca.pem"
+    for host in (trust.host_and_port(address)[0], "localhost", "127.0.0.1"):
+        assert greeted(folder, ca, host) == "TLSv1.3"
+    for host in ("example.org", "10.0.0.6", "fd00::6"):
+        assert "mismatch" in str(greeted(folder, ca, host))
+
+
+def test_a_server_of_another_authority_is_refused(folder, tmp_path):
+    other = made(tmp_path, "brains")
+    assert "unable to get local issuer" in str(greeted(other, folder / "trust" / "ca.pem", "localhost"))
+
+
+def test_a_certificate_that_ends_soon_is_made_anew_and_trusted_as_before(folder, monkeypatch):
+    assert not trust.renewed(folder, "localhost:9443")
+    before, now = (folder / "server.pem").read_bytes(), trust.now()
+    with monkeypatch.context() as later:
+        later.setattr(trust, "now", lambda: now + timedelta(days=trust.DAYS_SERVER - 10))
+        assert trust.renewed(folder, "localhost:9443")
+    assert (folder / "server.pem").read_bytes() != before
+    trust.certify(folder, "localhost:9443")
+    assert greeted(folder, folder / "trust" / "ca.pem", "localhost") == "TLSv1.3"
