@@ -73,7 +73,7 @@ def missing() -> dict[str, str]:
 def main(full: bool = False) -> dict[str, Any]:
     everyone = contestants(SETTINGS)
     with laid_out(60_000 if full else 12_000, SETTINGS):
-        played = race(everyone, rounds=2)
+        played = race(everyone)
         begun = starts([one for one in everyone if one.name in ("fewlabel", "flower")])
     found = {"ratios": ratios(played["each"])}
     targets = {"of_limit >= 0.95": at_least(found["ratios"]["of_limit"], 0.95)}
