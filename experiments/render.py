@@ -1,4 +1,4 @@
-"""The pages of the results: what `docs/results/` holds, as the tables and plots of docs/RESULTS.md."""
+"""The pages of the results: what `docs/results/` holds, as tables and plots of docs/RESULTS.md and other pages."""
 
 import csv
 import json
@@ -13,6 +13,7 @@ from fewlabel.results import CEILING, FLOOR
 from fewlabel.tables import Spread, Table
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = ("RESULTS.md", "which-method.md", "../README.md")
 COMPARED = ("a-pneumonia", "b-fashion", "c-ham")
 CLASSES = {"a": 2, "b": 10, "c": 7}  # of the tables' data
 GUESSING = 0.03  # a model this near to the balanced accuracy of one class for all images says nothing
@@ -27,13 +28,14 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def render() -> None:
-    """Fills RESULTS.md between its marks, `<!-- NAME -->` and `<!-- end -->`, from docs/results/ alone."""
-    page = DOCS / "RESULTS.md"
+    """Fills pages between their marks, `<!-- NAME -->` and `<!-- end -->`, from docs/results/ alone."""
 
     def filled(mark: re.Match[str]) -> str:
         return f"<!-- {mark[1]} -->\n{section(mark[1])}\n<!-- end -->"
 
-    page.write_text(re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", filled, page.read_text(), flags=re.DOTALL))
+    for page in (DOCS / name for name in PAGES):
+        if page.exists():
+            page.write_text(re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", filled, page.read_text(), flags=re.DOTALL))
 
 
 def section(name: str) -> str:

@@ -40,7 +40,12 @@ def cases(*parts):
             yield pytest.param(*values, id="-".join([name, *([part] if part else [])]), marks=marks)
 
 
-CASES = list(cases(lambda method: sorted(method.settings)))
+def places(method) -> list[Setting]:
+    """Where its labels may be; clients that share nothing cannot have theirs at the server, and say so in `init`."""
+    return sorted(s for s in method.settings if s != Setting.SERVER or getattr(method, "sharing", True))
+
+
+CASES = list(cases(places))
 
 
 def experiment(method, setting: Setting, buffers: str = "global") -> Experiment:

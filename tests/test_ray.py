@@ -109,7 +109,7 @@ def test_a_second_ctrl_c_leaves_ray_at_once_and_nothing_behind(by_ray: Start) ->
     for said in ("once more to leave at once", "interrupted"):
         family = psutil.Process(running.pid).children(recursive=True)
         os.killpg(running.pid, signal.SIGINT)
-        assert said in running.stderr.readline()
+        assert any(said in line for line in running.stderr)  # Ray may say something of its own before
     assert running.wait(timeout=120) == 130
     assert psutil.wait_procs(family, timeout=60)[1] == []
 
