@@ -83,6 +83,7 @@ class Place:
     kind: str = ""  # folder, csv, npz or dicom; by default what the path looks like
     modules: str = ""  # with methods or networks of one's own that this site trusts, separated by commas
     methods: str = ""  # that it has consented to, separated by commas; by default all that it knows
+    terms: str = ""  # directory with the terms that it was given; by default those of each order
 
 
 def reply(config: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,13 +163,14 @@ def understood(place: Place, data: bytes) -> tuple[Order, Experiment]:
     """An order that this site may carry out, and its experiment."""
     try:
         order = wire.unpack(Order, data, max_bytes=MAX_ORDER)
-        experiment = trusted(order.experiment, [name.strip() for name in place.modules.split(",")])
+        experiment = trusted(order.experiment, [name.strip() for name in place.modules.split(",") if name.strip()])
     except (wire.WireError, BadInput) as error:
         raise Refused(str(error)) from None
     if not re.fullmatch(r"[0-9a-f]{32}", order.run):  # it names a directory
         raise Refused("the run has no proper name")
     if not agreed(place.methods, experiment):
         raise Refused(f"this site takes part in {place.methods}, and {experiment.name} sends something else")
+    check_terms(place, order.terms)
     if place.client >= experiment.clients.count:
         raise Refused(f"this is client {place.client}, and clients.count = {experiment.clients.count}")
     if order.kind == "info":
@@ -179,14 +181,23 @@ def understood(place: Place, data: bytes) -> tuple[Order, Experiment]:
         raise Refused(f"a client does no '{order.kind}'")
     if order.kind in FRAMEWORK and order.task != FRAMEWORK[order.kind]:
         raise Refused(f"a client does no '{order.kind}' of '{order.task}'")
-    if order.kind != "pixels" and order.terms.mean is None:
-        raise Refused("the terms have no mean and no std yet")
+    if (order.kind == "pixels") != (order.terms.mean is None):
+        raise Refused("the terms have no mean and no std yet" if order.terms.mean is None else "mean and std are known")
+    if order.kind == "statistics" and (experiment.stream is not None or experiment.model.buffers != "recomputed"):
+        raise Refused("statistics are those of all images at once, where model.buffers = recomputed")
     known = [name for name, task in tasks(type(experiment.method)).items() if "client" in task.places]
     if order.kind == "client" and order.task not in known:
         raise Refused(f"{experiment.name} has no task '{order.task}' for clients; it has {', '.join(known)}")
     if not 0 <= order.round <= experiment.rounds or order.call < 0 or order.checkpointed < 0:
         raise Refused(f"there is no call {order.call} in round {order.round} of {experiment.rounds}")
     return order, experiment
+
+
+def check_terms(place: Place, asked: Terms) -> None:
+    """Refuses to read images in another way than agreed: who chose how, again and again, would see what they show."""
+    own = load_terms(Path(place.terms)) if place.terms else asked
+    if asked != (own if own.mean is not None else replace(own, mean=asked.mean, std=asked.std)):
+        raise Refused("its terms are not those that this site was given")
 
 
 def trusted(text: str, modules: list[str]) -> Experiment:
@@ -198,17 +209,22 @@ def trusted(text: str, modules: list[str]) -> Experiment:
     for part in ("method", "model", "data"):
         given = table.get(part)
         name = given.get("name") if isinstance(given, Mapping) else given
-        if isinstance(name, str) and ":" in name and name.partition(":")[0] not in modules:
+        if not isinstance(name, str | None):
+            raise BadInput(f"the name of the {part} is no text")
+        if name and ":" in name and name.partition(":")[0] not in modules:
             raise BadInput(f"{part} '{name}' is not FewLabel's, and this site trusts no module of that name")
     return read(table)
 
 
 def agreed(methods: str, experiment: Experiment) -> bool:
-    """Whether an experiment's method is one of these, in whatever settings: they all send the same."""
+    """Whether an experiment's method is one of these, in whatever settings: what was read before is all it can send."""
+
+    def sends(method: Any) -> tuple[type, bool]:
+        return type(method), getattr(method, "sharing", True)
+
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    return not names or type(experiment.method) in {
-        type(read_method(ROWS[name][0] if name in ROWS else name)) for name in names
-    }
+    known = {sends(read_method(ROWS[name][0] if name in ROWS else name)) for name in names}
+    return not names or sends(experiment.method) in known
 
 
 def site_world(place: Place, experiment: Experiment, terms: Terms) -> World:

@@ -25,6 +25,7 @@ Whatever the method, FewLabel itself sends:
     each class how many scores fall into each of {bins} intervals; classes with fewer than {few} images are left out
   statistics, where model.buffers = recomputed: BatchNorm's means and variances over all images of the site
   instead of a reply: why an order is refused, or the name of the error that stopped it, without what it says
+Flower's own programs tell the server that the site is there, and an error of their own where they cannot go on.
 Nothing else leaves. `fewlabel audit` shows what did."""
 
 

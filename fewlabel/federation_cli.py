@@ -8,7 +8,6 @@ import sys
 import time
 import tomllib
 from contextlib import suppress
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,13 +145,12 @@ def register(folder: Path) -> None:
     if not there or connection(folder).get("insecure"):
         return
     known = {int(node["node-id"]) for node in flwr(folder, "supernode", "list", HERE, "--format", "json")["nodes"]}
-    for number, member in enumerate(there):
+    for member in there:
         if member.node not in known:
             public = folder / "flower" / "member.pub"
             public.write_text(member.key)
             answer = flwr(folder, "supernode", "register", str(public), HERE, "--format", "json")
-            there = (*there[:number], replace(member, node=int(answer["node-id"])), *there[number + 1 :])
-            trust.write_members(folder, there)  # at once, for a key can be registered only once
+            trust.place_at(folder, member, int(answer["node-id"]))  # at once: a key can be registered only once
 
 
 @app.command()
@@ -182,7 +180,9 @@ def serve(
         commands = {LINK: insecure_link(folder, *inner)}
     if printing:
         return print("\n".join(programs.shown(environment, command) for command in commands.values()))
-    if not insecure and trust.renewed(folder, trust.read_trust(folder / trust.TRUST).address):
+    if insecure:
+        tell(f"whoever reaches {host}:{port} can run programs of theirs on this machine; rehearse with --insecure only")
+    elif trust.renewed(folder, trust.read_trust(folder / trust.TRUST).address):
         tell("the server's certificate was about to end: this is a new one, which sites trust as they did the old one")
     ours = programs.Programs(folder, environment)
     with suppress(KeyboardInterrupt), programs.interruptible(), ours.all_ended():

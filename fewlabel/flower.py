@@ -140,6 +140,7 @@ def respond(message: Message, context: Context) -> Message:
 
 client_app = ClientApp()
 client_app.query()(respond)
+client_app.evaluate()(respond)
 client_app.train()(respond)
 
 

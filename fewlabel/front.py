@@ -51,6 +51,8 @@ ANSWERED = frozenset({b"content-type", b"content-length", b"flwr-version-incompa
 
 MAX_HEAD = 16 << 10  # bytes
 MAX_BODY = 2 << 30  # bytes, which is as much as Flower can put into a message's part
+MAX_CALL = 4 << 20  # bytes of what carries no message
+LARGE = frozenset({b"/v1/fleet/push-messages", b"/v1/fleet/push-object"})
 CHUNK = 256 << 10  # bytes that are read at a time
 CONNECTIONS = 400  # at a time; each takes two of the process's files
 SECONDS = 60.0  # without a complete request, or without any progress of one
@@ -78,8 +80,9 @@ def permitted(request: h11.Request) -> int:
     if b"content-length" not in others:
         raise Refusal(411, "does not tell its length")
     length = int(others[b"content-length"])  # of which h11 has seen that it is one number
-    if length > MAX_BODY:
-        raise Refusal(413, f"has {length} bytes, more than {MAX_BODY}")
+    most = MAX_BODY if request.target in LARGE else MAX_CALL
+    if length > most:
+        raise Refusal(413, f"has {length} bytes, more than {most}")
     return length
 
 

@@ -187,7 +187,8 @@ def stop(folder: Path, patience: float = 30) -> bool:
             os.kill(number, signal.SIGTERM)
         while holder(folder) == number:
             if time.monotonic() > until:
-                os.kill(number, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
             time.sleep(0.05)
     end(folder)
     return found

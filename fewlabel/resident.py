@@ -33,9 +33,8 @@ def reside(config: Mapping[str, Any], socket: Path) -> None:
     from fewlabel import apart
 
     socket.unlink(missing_ok=True)
-    mask = os.umask(0o077)  # nobody else may connect
+    os.umask(0o077)  # nobody else may connect, or read what is decoded here
     with Listener(str(socket), "AF_UNIX") as listener:
-        os.umask(mask)
         while True:
             with suppress(OSError, EOFError, ValueError), listener.accept() as connection:
                 put(connection, apart.reply(config, get(connection)))

@@ -240,7 +240,10 @@ class Simulation:
         if asked := len(counts) + len(failures):
             spent = {"asked": asked, "bytes_up": up, "bytes_down": asked * self._asked_bytes, "failures": failures}
             merged = evaluate.merge(counts) if counts else None
-            found["sites"] = (evaluate.metrics(merged, *evaluate.pooled_auc(merged)) if merged else {}) | spent
+            metrics = evaluate.metrics(merged, *evaluate.pooled_auc(merged)) if merged else {}
+            found["sites"] = metrics | spent
+            if metrics:
+                found.setdefault("test", metrics)  # where the server has nothing to test on
         return found
 
     def _job(self, kind: str, task: str = "", client: int = SERVER_ID, call: int = 0) -> Job:

@@ -93,12 +93,13 @@ def init(
     images = data or Path(asked("--data", "Images: a folder for each class, a table with labels (csv), or an npz"))
     if not images.exists():
         raise BadInput(f"there is no {images}; --data is where this site's images are")
-    folder = folder.absolute()
+    folder = folder.resolve()
     if len(str(folder / RESIDENT).encode()) > LONGEST:
         raise BadInput(f"{folder} is too long a path for a socket; choose one of at most {LONGEST - 9} bytes")
     state = (state or folder / "state").absolute()
     place: dict[str, Any] = {"client": number, "data": str(images.absolute()), "state": str(state)}
     optional = {"kind": str(kind or ""), "modules": modules, "methods": ", ".join(federation.methods)}
+    optional["terms"] = str(folder / trust.TRUST)
     place |= {name: value for name, value in optional.items() if value}
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -152,7 +153,8 @@ def check(folder: Directory = Path("site")) -> None:
     """
     from fewlabel.apart import Place
 
-    folder = folder.absolute()
+    os.umask(0o077)  # images that are decoded here are nobody else's
+    folder = folder.resolve()
     site, table = read_site(folder)
     place, given = strict.read(Place, table), Path(site.trust)
     checks: dict[str, Callable[[], str]] = {
@@ -256,7 +258,7 @@ def join(
       fewlabel site join north --yes
       fewlabel site join --print-command
     """
-    folder = folder.absolute()
+    folder = folder.resolve()
     site, place = read_site(folder)
     if not insecure:
         trust.load_key(Path(site.key))  # or it says what is wrong with it
@@ -342,7 +344,7 @@ def reside(folder: Directory = Path("site")) -> None:
     from fewlabel.apart import Place
     from fewlabel.resident import reside
 
-    folder = folder.absolute()
+    folder = folder.resolve()
     _, place = read_site(folder)
     strict.read(Place, place)  # or it says what is wrong
     with suppress(KeyboardInterrupt):

@@ -7,6 +7,7 @@ tell the fingerprint by another way too: a signature shows who has the key, not 
 
 import base64
 import datetime
+import fcntl
 import hashlib
 import ipaddress
 import json
@@ -14,7 +15,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -213,8 +215,10 @@ def read_enrolment(path: Path) -> Enrolment:
     wish = read(Enrolment, path)
     named(wish.name)
     try:
-        signature = base64.b64decode(wish.signature, validate=True)
-        load_public(wish.key).verify(signature, wish.signed_part(), ec.ECDSA(hashes.SHA384()))
+        signature, key = base64.b64decode(wish.signature, validate=True), load_public(wish.key)
+        if written(key) != wish.key:
+            raise ValueError("a second spelling would pass for a second key")
+        key.verify(signature, wish.signed_part(), ec.ECDSA(hashes.SHA384()))
     except (ValueError, InvalidSignature):
         raise BadInput(f"{path} is not what its key has signed; have the site send it again") from None
     return wish
@@ -255,10 +259,14 @@ def load_key(path: Path) -> "EllipticCurvePrivateKey":
 
 
 def public_half(key: "EllipticCurvePrivateKey") -> str:
+    return written(key.public_key())
+
+
+def written(key: "EllipticCurvePublicKey") -> str:
+    """A public key in the one spelling that counts."""
     from cryptography.hazmat.primitives import serialization
 
-    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    return key.public_key().public_bytes(*form).decode()
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
 def load_public(text: str) -> "EllipticCurvePublicKey":
@@ -307,7 +315,16 @@ def members(folder: Path) -> tuple[Member, ...]:
 
 def admit(folder: Path, wish: Enrolment) -> Member:
     """Makes a site a member, unless it is one, or another has its place, or it meant another federation."""
-    ours, there = read_trust(folder / TRUST).name, members(folder)
+    with alone(folder):
+        there = members(folder)
+        check_wish(folder, wish, there)
+        member = Member(wish.client, wish.name, wish.key, wish.nonce, wish.time)
+        write_members(folder, (*there, member))
+        return member
+
+
+def check_wish(folder: Path, wish: Enrolment, there: tuple[Member, ...]) -> None:
+    ours = read_trust(folder / TRUST).name
     if (wish.federation, wish.authority) != (ours, authority(folder / TRUST)):
         other = f"'{wish.federation}'" if wish.federation != ours else "another one of the same name"
         raise BadInput(f"the enrolment is for {other}, and this federation is '{ours}'")
@@ -322,9 +339,21 @@ def admit(folder: Path, wish: Enrolment) -> Member:
         raise BadInput(f"the enrolment's time is no time: {wish.time!r:.60}") from None
     if not datetime.timedelta(days=-1) < age < datetime.timedelta(days=DAYS_OLD):
         raise BadInput(f"the enrolment is of {wish.time}, and must not be older than {DAYS_OLD} days; make a new one")
-    member = Member(wish.client, wish.name, wish.key, wish.nonce, wish.time)
-    write_members(folder, (*there, member))
-    return member
+
+
+def place_at(folder: Path, member: Member, node: int) -> None:
+    """Notes a member's node."""
+    with alone(folder):
+        there = members(folder)
+        write_members(folder, tuple(replace(one, node=node) if one.key == member.key else one for one in there))
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Waits until nobody else changes the members."""
+    with (folder / ".members").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def same_key(one: str, other: str) -> bool:

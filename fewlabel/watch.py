@@ -124,7 +124,11 @@ class View:
             return f"{where}, and nobody works on the others{why}; to go on: do the same again"
         run = self.runs[0]
         how = "was not started" if not run.reached else f"stopped after round {run.reached} of {run.rounds}"
-        return f"{where} {how}, and nobody works on it{why}; to go on: fewlabel run --resume {self.quoted}"
+        far = (run.result.directory / "federation.json").exists()
+        command = (
+            f"fewlabel federation run DIR --resume {self.quoted}" if far else f"fewlabel run --resume {self.quoted}"
+        )
+        return f"{where} {how}, and nobody works on it{why}; to go on: {command}"
 
     @property
     def quoted(self) -> str:

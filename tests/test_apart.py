@@ -242,6 +242,44 @@ def test_nobody_trains_before_mean_and_std_are_fixed(tmp_path):
         apart.understood(PLACE, wire.pack(order))
 
 
+def understood(place=PLACE, terms=TERMS, text: str = "", **asked) -> apart.Order:
+    order = apart.Order("0" * 32, text, terms, **{"kind": "client", "client": 0, "task": "local_update"} | asked)
+    return apart.understood(place, wire.pack(order))[0]
+
+
+def test_a_site_reads_its_images_in_no_other_way_than_it_was_told(tmp_path):
+    (tmp_path / "terms.json").write_text(json.dumps(vars(TERMS)))
+    place = replace(PLACE, terms=str(tmp_path))
+    assert understood(place).terms == TERMS
+    for other in ({"image_size": 9}, {"classes": TERMS.classes[::-1]}, {"values": (7.0, 8.0)}, {"mean": (0.9,)}):
+        with pytest.raises(apart.Refused, match="not those that this site was given"):
+            understood(place, replace(TERMS, **other))
+    (tmp_path / "terms.json").write_text(json.dumps(vars(replace(TERMS, mean=None, std=None))))
+    assert understood(place).terms == TERMS  # once all sites have worked them out
+
+
+def test_sums_of_pixels_are_told_only_while_mean_and_std_are_open():
+    assert understood(terms=replace(TERMS, mean=None, std=None), kind="pixels", task="")
+    with pytest.raises(apart.Refused, match="mean and std are known"):
+        understood(kind="pixels", task="")
+
+
+@pytest.mark.parametrize("stream", ["", "[stream]\nsteps = 4\n"])
+def test_statistics_are_of_all_images_or_none(stream):
+    """Of a part of them that a server chooses, they would tell of single images."""
+    text = f"rounds = 4\n{stream}[model]\nbuffers = 'recomputed'\n"
+    if not stream:
+        assert understood(text=text, kind="statistics", task="")
+    for wrong in [text] if stream else ["rounds = 4"]:
+        with pytest.raises(apart.Refused, match="statistics are those of all images at once"):
+            understood(text=wrong, kind="statistics", task="")
+
+
+def test_a_name_that_is_no_text_names_no_code():
+    with pytest.raises(apart.Refused, match="the name of the method is no text"):
+        understood(text="method = { name = ['os:system'] }")
+
+
 # What sites test on
 
 
@@ -312,6 +350,17 @@ def test_sites_that_test_give_the_metrics_of_all_their_images_together(flower, s
     assert all(abs(line["auc"] - exact["auc"]) <= line["auc_bound"] for line, exact in zip(told, test, strict=True))
     flower.simulated(whole, tmp_path / "simulated")  # and nobody trained on what is for the test
     assert flower.weights(run) == flower.weights(tmp_path / "simulated")
+
+
+def test_where_the_server_has_nothing_to_test_on_the_sites_metrics_are_the_results(flower, sites, tmp_path):
+    whole, data = sites
+    give_tests(data, {0: 130, 3: 170})
+    (data / "test.npz").unlink()
+    flower.serve(flower.room(data, tmp_path / "state"), run := flower.federate(whole, data, tmp_path / "run"))
+    told, found = read_rounds(run)[-1], json.loads((run / "summary.json").read_text())["last"]["test"]
+    assert found["images"] == 300
+    assert found == told["test"]
+    assert found.items() <= told["sites"].items()
 
 
 def test_a_site_with_few_images_to_test_on_tells_nothing_of_them(flower, sites, tmp_path):

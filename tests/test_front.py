@@ -232,6 +232,7 @@ ATTACKS = {
     "signed length": LINE + b"content-length: +2\r\n\r\nhi",
     "no length": LINE + b"\r\nhi",
     "too long": LINE + b"content-length: 2147483649\r\n\r\n",
+    "too long for a call without a message": LINE + b"content-length: 5000000\r\n\r\n",
     "folded header": LINE
     + b"content-length: 2\r\nx: y\r\n z\r\ncontent-type:\r\n a\r\n\r\nhi\r\n\r\nPOST "
     + CONTROL

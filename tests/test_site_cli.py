@@ -47,12 +47,14 @@ def test_a_site_is_set_up_with_a_key_that_stays_and_an_enrolment_that_is_admitte
     assert fewlabel(*INIT).code == 0
     site = tmp_path / "site"
     table = tomllib.loads((site / "site.toml").read_text())
-    assert table == {
-        "name": "north",
-        "trust": str(site / "trust"),
-        "key": str(site / "key"),
-        "place": {"client": 2, "data": str(images), "state": str(site / "state"), "methods": "labels-only"},
+    assert table.pop("place") == {
+        "client": 2,
+        "data": str(images),
+        "state": str(site / "state"),
+        "methods": "labels-only",
+        "terms": str(site / "trust"),
     }
+    assert table == {"name": "north", "trust": str(site / "trust"), "key": str(site / "key")}
     assert stat.S_IMODE((site / "key").stat().st_mode) == 0o600
     assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
     assert fewlabel("federation", "enrol", "lungs", site / "enrolment.json").code == 0
@@ -164,4 +166,5 @@ def test_what_was_consented_to_is_what_a_site_does() -> None:
     assert apart.agreed("labels-only, fedirm", Experiment("fedirm"))
     assert apart.agreed("", Experiment("fedirm"))
     assert not apart.agreed("labels-only", Experiment("fedirm"))
+    assert not apart.agreed("local-sl", Experiment("fedavg"))  # whose weights leave
     assert not apart.agreed("labels-only", Experiment("fedirm", name="labels-only"))

@@ -1,5 +1,6 @@
 """Keys and certificates: whoever is not who they say, or says it twice, is refused by name."""
 
+import base64
 import json
 import socket
 import ssl
@@ -13,6 +14,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("cryptography", reason="it comes with Flower: pip install 'fewlabel[flower]'")
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from fewlabel import trust
 from fewlabel.apart import Introduction
@@ -121,6 +125,17 @@ def test_a_second_enrolment_is_refused_whatever_it_repeats(folder, tmp_path):
     with pytest.raises(BadInput, match="client 0 is 'north' already; the site needs another --client"):
         admit(folder, enrolled(folder, tmp_path / "b", 0, "south"))
     assert [member.name for member in trust.members(folder)] == ["north"]
+
+
+def test_a_key_in_another_spelling_is_refused(folder, tmp_path):
+    """It would pass for a second key, though its base64 stands for the same."""
+    path = enrolled(folder, tmp_path / "a")
+    wish, private = trust.read_enrolment(path), trust.load_key(tmp_path / "a" / "key")
+    changed = replace(wish, key=f"{wish.key[:40]}!{wish.key[40:]}", client=5, nonce="1" * 32)
+    signature = private.sign(changed.signed_part(), ec.ECDSA(hashes.SHA384()))
+    path.write_text(json.dumps(asdict(replace(changed, signature=base64.b64encode(signature).decode()))))
+    with pytest.raises(BadInput, match="is not what its key has signed"):
+        trust.read_enrolment(path)
 
 
 def test_an_enrolment_for_another_federation_is_refused_even_of_the_same_name(folder, tmp_path):

@@ -10,7 +10,7 @@ RSCFed's: learning rates, batches, sharpening, decay and beta. Adapting takes on
 on weak views; N of eq. 4, "the number of classes", is the number of images, as in the loss that it cites.
 
 What leaves a site: its weights after training. They can betray training images to a curious server, and the distances
-need each client's weights one by one, so that sums alone would not do.
+need each client's weights one by one, so that one sum alone would not do.
 """
 
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ client drawn by two groups trains twice in sequence, as in the authors' code, or
 first version.
 
 What leaves a site: its weights after training. They can betray training images to a curious server, and the distances
-need each client's weights one by one, so that sums alone would not do.
+need each client's weights one by one, so that one sum alone would not do.
 """
 
 from collections import defaultdict
