@@ -36,7 +36,6 @@ from fewlabel.tables import Spread
 TABLES = Path(__file__).parent / "results"
 RUNS = Path("runs/results")
 EVERY = (*COMPARED, "e-clients", "f-parts")  # the last two have the settings that were chosen for (b)
-FIRST = ("a-pneumonia/l1u3-g08", "b-fashion/l1u9", "c-ham/l1u9")  # cells to run before all others
 SEEDS = (0, 1, 2)
 ALIKE = 0.01  # by how much the mean validation accuracy of a converged run's last two quarters may differ
 TOLD_APART = {"isic2018": "MEL"}  # the class whose recall has a column
@@ -88,19 +87,19 @@ def possible(row: PaperRow, seeds: Sequence[int]) -> tuple[Experiment, ...]:
 
 
 def run(tables: Sequence[str] = COMPARED) -> None:
-    """Tunes what is to be tuned, then runs everything, first cells first."""
-    tuned = [table for table in tables if (TABLES / f"tuning-{table[0]}.toml").exists()]
+    """Of each table what tunes it and then its first cell; then all the rest."""
     with interruptible("do the same again") as stop:
-        perform([trial for table in tuned for trial in tuning(table)], stop)
-        for table in tuned:
-            if not (TABLES / f"tuned-{table[0]}.toml").exists():  # once, or later runs could differ from earlier ones
-                choose(table)
-        every = [trial for table in tables for trial in trials(table)]
-        for cell in FIRST:
-            perform([trial for trial in every if f"{trial.table}/{trial.cell}" == cell], stop)
-            collect(tables)
-        perform(every, stop)
-        collect(tables)
+        for table in tables:
+            if (TABLES / f"tuning-{table[0]}.toml").exists():
+                perform(tuning(table), stop)
+                if not (TABLES / f"tuned-{table[0]}.toml").exists():  # once, or later runs could differ from earlier ones
+                    choose(table)
+            every = trials(table)
+            perform([trial for trial in every if trial.cell == every[0].cell], stop)
+            collect([table])
+        for table in reversed(tables):
+            perform(trials(table), stop)
+            collect([table])
 
 
 def perform(wanted: Sequence[Trial], stop: Callable[[], bool]) -> None:
