@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fewlabel.report import COLORS, GREY, draw, empty_plot, finish_plot
+from fewlabel.reproduce import Printed, read_table
 from fewlabel.results import CEILING, FLOOR
 from fewlabel.tables import Spread, Table
 
 DOCS = Path(__file__).parents[1] / "docs"
+TABLES = Path(__file__).parent / "results"
 PAGES = ("RESULTS.md", "which-method.md", "../README.md")
 COMPARED = ("a-pneumonia", "b-fashion", "c-ham")
 CLASSES = {"a": 2, "b": 10, "c": 7}  # of the tables' data
@@ -65,10 +67,11 @@ def cells(name: str, lines: Sequence[Mapping[str, str]], drawn: Mapping[str, Any
     by_cell: dict[str, dict[str, list[Mapping[str, str]]]] = {}
     for line in lines:
         by_cell.setdefault(line["cell"], {}).setdefault(line["row"], []).append(line)
+    printed = {row.name: row.paper for row in read_table(TABLES / f"{name}.toml").rows}
     if len(by_cell) > 2:
         yield overview(by_cell).markdown()
     for cell, rows in by_cell.items():
-        yield cell_table(name, cell, rows).markdown()
+        yield cell_table(name, cell, rows, {row: printed.get(f"{cell}/{row}", {}) for row in rows}).markdown()
         plot(drawn[cell], DOCS / "results" / f"{name}-{cell}.png")
         yield f"![Balanced accuracy on test by images trained on](results/{name}-{cell}.png)\n"
 
@@ -90,21 +93,24 @@ def overview(by_cell: Mapping[str, Rows]) -> Table:
     return Table("Balanced accuracy on test, last round, in percent", ("row", *by_cell), tuple(lines))
 
 
-def cell_table(name: str, cell: str, rows: Rows) -> Table:
+def cell_table(name: str, cell: str, rows: Rows, printed: Mapping[str, Mapping[str, Printed]]) -> Table:
+    papers = [key for key in METRICS if any(key in one for one in printed.values())]
     apart = any(line["last_recall_apart"] for lines in rows.values() for line in lines)
     metrics = METRICS | ({"recall_apart": "recall of melanoma"} if apart else {})
     columns = ["row", "rounds", *metrics.values(), "chosen round: balanced acc.", "accuracy", "gap closed, %"]
+    columns += [f"paper: {METRICS[key]}" for key in papers]
     columns += ["pseudo-labels: precision, first and last", "coverage", "images, thousands", "MB", "of FedAvg, %", "s"]
     table = []
     for row, lines in rows.items():
         short = "" if all(line["converged"] == "True" for line in lines) else " (short)"
         told = [str(spread(lines, f"last_{key}") or "–") for key in metrics]
         told += [str(spread(lines, f"chosen_{key}") or "–") for key in ("balanced_accuracy", "accuracy")]
+        beside = [str(printed[row].get(key, "–")) for key in papers]
         said = [pair(lines, f"pseudo_label_{key}") for key in ("precision", "coverage")]
         costs = [f"{mean(lines, 'images_labeled', 'images_unlabeled') / 1e3:,.0f}"]
         costs += [f"{mean(lines, 'bytes_up', 'bytes_down') / 1e6:,.0f}", f"{100 * mean(lines, 'bytes_of_fedavg'):.0f}"]
         costs.append(f"{mean(lines, 'seconds'):,.0f}")
-        table.append((row, rounds(lines) + short, *told, closed(rows, row), *said, *costs))
+        table.append((row, rounds(lines) + short, *told, closed(rows, row), *beside, *said, *costs))
     seeds = sorted({line["seed"] for lines in rows.values() for line in lines})
     notes = [f"Test set, in percent: mean ± standard deviation of seeds {', '.join(seeds)}; costs are means."]
     few = [f"{row} {len(lines)}" for row, lines in rows.items() if len(lines) < len(seeds)]

@@ -23,7 +23,7 @@ from typing import Any
 
 import tomli_w
 
-from experiments.render import COMPARED, DOCS, METRICS, render
+from experiments.render import COMPARED, DOCS, METRICS, TABLES, render
 from fewlabel.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.experiment import Experiment, load, overlay
 from fewlabel.reproduce import PaperRow, read_table, wanted
@@ -33,7 +33,6 @@ from fewlabel.runs import Interrupted, prepare
 from fewlabel.sweep import run_all
 from fewlabel.tables import Spread
 
-TABLES = Path(__file__).parent / "results"
 RUNS = Path("runs/results")
 EVERY = (*COMPARED, "e-clients", "f-parts")  # the last two have the settings that were chosen for (b)
 SEEDS = (0, 1, 2)
@@ -92,7 +91,7 @@ def run(tables: Sequence[str] = COMPARED) -> None:
         for table in tables:
             if (TABLES / f"tuning-{table[0]}.toml").exists():
                 perform(tuning(table), stop)
-                if not (TABLES / f"tuned-{table[0]}.toml").exists():  # once, or later runs could differ from earlier ones
+                if not (TABLES / f"tuned-{table[0]}.toml").exists():  # once, or runs would differ
                     choose(table)
             every = trials(table)
             perform([trial for trial in every if trial.cell == every[0].cell], stop)

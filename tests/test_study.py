@@ -63,7 +63,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name, value in {"TABLES": tmp_path, "DOCS": tmp_path, "SEEDS": (0, 1)}.items():
         monkeypatch.setattr(study, name, value)
-    monkeypatch.setattr(render, "DOCS", tmp_path)
+    for name in ("TABLES", "DOCS"):
+        monkeypatch.setattr(render, name, tmp_path)
     (tmp_path / "t-tiny.toml").write_text(TABLE)
     (tmp_path / "tuning-t.toml").write_text(TUNING)
     (tmp_path / "RESULTS.md").write_text(PAGE)
@@ -110,6 +111,10 @@ def test_a_study_from_its_table_to_its_page(tiny: Path, capsys: pytest.CaptureFi
     assert "between" in page
     assert "old" not in page
     assert page.endswith("<!-- t-other -->\nNot run yet.\n<!-- end -->\n")
+    heads, cbafed = (
+        next(line for line in page.splitlines() if line.startswith(f"| {row}")) for row in ("row", "cbafed")
+    )
+    assert cbafed.split("|")[heads.split("|").index(" paper: accuracy ")] == " 12.5 "
     assert (tiny / "results" / "t-tiny-l1.png").stat().st_size > 1000
     render.render()
     assert (tiny / "RESULTS.md").read_text() == page
