@@ -129,11 +129,15 @@ def situations() -> Iterator[tuple[str, Rows]]:
         yield from ((f"{table} {cell}", rows) for cell, rows in cells.items() if {FLOOR, CEILING} <= set(rows))
 
 
-def gains(rows: Rows, row: str) -> list[float]:
-    """By how many points of balanced accuracy a row is above the floor, seed by seed."""
-    floor = {line["seed"]: float(line["last_balanced_accuracy"]) for line in rows[FLOOR]}
-    pairs = [(float(line["last_balanced_accuracy"]), floor.get(line["seed"])) for line in rows.get(row, ())]
+def gains(rows: Rows, row: str, metric: str = "balanced_accuracy") -> list[float]:
+    """By how many points a row is above the floor in the last round, seed by seed."""
+    floor = {line["seed"]: float(line[f"last_{metric}"]) for line in rows[FLOOR]}
+    pairs = [(float(line[f"last_{metric}"]), floor.get(line["seed"])) for line in rows.get(row, ())]
     return [100 * (own - below) for own, below in pairs if below is not None]
+
+
+def typical(gains: Iterable[Sequence[float]]) -> str:
+    return f"{statistics.fmean(statistics.fmean(gain) for gain in gains):+.1f}"
 
 
 def overall(found: Sequence[tuple[str, Rows]]) -> Table:
@@ -145,7 +149,8 @@ def overall(found: Sequence[tuple[str, Rows]]) -> Table:
         runs = [(table, line) for table, rows in found for line in rows.get(name, ())]
         guesses = sum(float(one["last_balanced_accuracy"]) < 1 / CLASSES[table[0]] + GUESSING for table, one in runs)
         told = (
-            f"{statistics.fmean(statistics.fmean(gain) for gain in by_cell):+.1f}",
+            typical(by_cell),
+            typical(gain for _, rows in found if (gain := gains(rows, name, "auc"))),
             f"{sum(min(gain) > 0 for gain in by_cell)} of {len(by_cell)}",
             f"{sum(max(gain) < 0 for gain in by_cell)} of {len(by_cell)}",
             f"{guesses} of {len(runs)}",
@@ -154,9 +159,9 @@ def overall(found: Sequence[tuple[str, Rows]]) -> Table:
         )
         lines.append((name, *told))
     lines.sort(key=lambda line: -float(line[1]))
-    columns = ("row", "points above the floor", "cells above it in every seed", "below it in every seed")
+    columns = ("row", "points above the floor", "in AUC", "cells above it in every seed", "below it in every seed")
     columns += ("runs that ended guessing", "pseudo-labels: precision, first and last, %", "coverage, %")
-    note = f"Balanced accuracy on test, last round. Guessing: within {100 * GUESSING:.0f} points of one class for all."
+    note = f"Balanced accuracy, on test in the last round. Guessing: within {100 * GUESSING:.0f} points of chance."
     return Table("All cells of (a), (b), (c)", columns, tuple(lines), (note,))
 
 

@@ -180,16 +180,16 @@ def test_what_becomes_of_each_row_over_all_cells(tiny: Path, monkeypatch: pytest
     empty = dict.fromkeys(("pseudo_label_precision", "pseudo_label_coverage"), "")
     empty |= {f"{key}_first": "" for key in empty}
     found = [
-        {"cell": cell, "row": row, "seed": seed, "last_balanced_accuracy": value, **empty}
+        {"cell": cell, "row": row, "seed": seed, "last_balanced_accuracy": value, "last_auc": 1 - value, **empty}
         for (cell, row), values in scores.items()
         for seed, value in enumerate(values)
     ]
     study.write_csv(tiny / "results" / "t-one.csv", found)
     cells = list(render.situations())
     assert render.overall(cells).rows == (
-        ("all-labels", "+20.0", "2 of 2", "0 of 2", "0 of 4", "–", "–"),
-        ("rscfed", "+1.0", "1 of 2", "0 of 2", "0 of 4", "–", "–"),  # (3 - 1) / 2
-        ("isofed", "-3.5", "1 of 2", "1 of 2", "2 of 4", "–", "–"),  # (-14 + 7) / 2
+        ("all-labels", "+20.0", "-20.0", "2 of 2", "0 of 2", "0 of 4", "–", "–"),
+        ("rscfed", "+1.0", "-1.0", "1 of 2", "0 of 2", "0 of 4", "–", "–"),  # (3 - 1) / 2
+        ("isofed", "-3.5", "+3.5", "1 of 2", "1 of 2", "2 of 4", "–", "–"),  # (-14 + 7) / 2
     )
     one, two = render.which(cells).rows
     assert one[0] == "t-one l1"
