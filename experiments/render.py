@@ -4,7 +4,8 @@ import csv
 import json
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from fewlabel.tables import Spread, Table
 
 DOCS = Path(__file__).parents[1] / "docs"
 TABLES = Path(__file__).parent / "results"
-PAGES = ("RESULTS.md", "which-method.md", "../README.md")
+PAGES = ("RESULTS.md", "which-method.md", "methods/*.md", "../README.md")
 COMPARED = ("a-pneumonia", "b-fashion", "c-ham")
 CLASSES = {"a": 2, "b": 10, "c": 7}  # of the tables' data
 GUESSING = 0.03  # a model this near to the balanced accuracy of one class for all images says nothing
 METRICS = {"balanced_accuracy": "balanced acc.", "accuracy": "accuracy", "f1": "macro-F1", "auc": "AUC"}
 
+METHODS = ("rscfed", "fedirm", "cbafed", "isofed", "fedmatch")  # with pages that have their numbers
+
 Rows = Mapping[str, Sequence[Mapping[str, str]]]  # the lines of a cell's runs, by row
+Situations = Sequence[tuple[str, Rows]]  # cells by name
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -35,15 +39,16 @@ def render() -> None:
     def filled(mark: re.Match[str]) -> str:
         return f"<!-- {mark[1]} -->\n{section(mark[1])}\n<!-- end -->"
 
-    for page in (DOCS / name for name in PAGES):
-        if page.exists():
-            page.write_text(re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", filled, page.read_text(), flags=re.DOTALL))
+    for page in (page for pattern in PAGES for page in DOCS.glob(pattern)):
+        page.write_text(re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", filled, page.read_text(), flags=re.DOTALL))
 
 
 def section(name: str) -> str:
-    if name in ("overall", "which"):
+    tables: dict[str, Callable[[Situations], Table]] = {"overall": overall, "which": which}
+    tables |= {f"numbers-{method}": partial(numbers, method) for method in METHODS}
+    if name in tables:
         found = list(situations())
-        return (overall(found) if name == "overall" else which(found)).markdown() if found else "Not run yet."
+        return tables[name](found).markdown() if found else "Not run yet."
     path = DOCS / "results" / f"{name}.csv"
     if not path.exists():
         return "Not run yet."
@@ -140,7 +145,7 @@ def typical(gains: Iterable[Sequence[float]]) -> str:
     return f"{statistics.fmean(statistics.fmean(gain) for gain in gains):+.1f}"
 
 
-def overall(found: Sequence[tuple[str, Rows]]) -> Table:
+def overall(found: Situations) -> Table:
     """What becomes of each row over all cells."""
     names = dict.fromkeys(row for _, rows in found for row in rows if row != FLOOR)
     lines = []
@@ -165,7 +170,7 @@ def overall(found: Sequence[tuple[str, Rows]]) -> Table:
     return Table("All cells of (a), (b), (c)", columns, tuple(lines), (note,))
 
 
-def which(found: Sequence[tuple[str, Rows]]) -> Table:
+def which(found: Situations) -> Table:
     """The best row of each cell, and whether it is better than labels alone in every seed."""
     lines = []
     for situation, rows in found:
@@ -178,6 +183,17 @@ def which(found: Sequence[tuple[str, Rows]]) -> Table:
         lines.append((situation, *told, closed(rows, best), better))
     columns = ("situation", "best", "second", FLOOR, CEILING, "gap closed by the best, %", "seeds above the floor")
     return Table("The best in each cell, by balanced accuracy on test in the last round", columns, tuple(lines))
+
+
+def numbers(method: str, found: Situations) -> Table:
+    """The rows of one method in each cell, between floor and ceiling."""
+    own = dict.fromkeys(row for _, rows in found for row in rows if row == method or row.startswith(f"{method}-"))
+    shown = (FLOOR, *own, CEILING)
+    lines = [
+        (situation, *(str(spread(rows.get(row, ()), "last_balanced_accuracy") or "–") for row in shown))
+        for situation, rows in found
+    ]
+    return Table("Balanced accuracy on test in the last round, in percent", ("situation", *shown), tuple(lines))
 
 
 def rounds(lines: Sequence[Mapping[str, str]]) -> str:

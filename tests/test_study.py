@@ -191,6 +191,9 @@ def test_what_becomes_of_each_row_over_all_cells(tiny: Path, monkeypatch: pytest
         ("rscfed", "+1.0", "-1.0", "1 of 2", "0 of 2", "0 of 4", "–", "–"),  # (3 - 1) / 2
         ("isofed", "-3.5", "+3.5", "1 of 2", "1 of 2", "2 of 4", "–", "–"),  # (-14 + 7) / 2
     )
+    told = render.numbers("rscfed", cells)
+    assert told.columns == ("situation", "labels-only", "rscfed", "all-labels")
+    assert [cell[:4] for cell in told.rows[0][1:]] == ["65.0", "68.0", "85.0"]
     one, two = render.which(cells).rows
     assert one[0] == "t-one l1"
     assert one[1].startswith("rscfed 68.0")
