@@ -223,6 +223,7 @@ def closed(rows: Rows, row: str) -> str:
 
 def plot(rows: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
     figure, axes = empty_plot("balanced accuracy on test, %")
+    figure.set_size_inches(9, 6)  # room for curves above a legend of thirteen rows
     axes.set_xlabel("images trained on, thousands")
     colors: dict[str, str] = {}
     for row, curve in rows.items():
