@@ -11,6 +11,7 @@ from PIL import Image
 
 from fewlabel.data import own, partition, pictures
 from fewlabel.data.check import check
+from fewlabel.data.listing import Found, folders, guess
 from fewlabel.data.own import find, fingerprint, parts
 from fewlabel.data.pictures import Unreadable
 from fewlabel.data.splits import sides, unlabeled_aside
@@ -38,7 +39,7 @@ def write_csv(path: Path, head: str, rows: Iterable[str]) -> Path:
     return path
 
 
-def whole(found: own.Found, size: int = 4, split: str = "all", skip: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def whole(found: Found, size: int = 4, split: str = "all", skip: bool = False) -> tuple[np.ndarray, np.ndarray]:
     part = parts(found, skip)[split]
     return np.concatenate(list(part.read(size))), part.labels
 
@@ -321,7 +322,7 @@ def test_classes_may_be_named_in_a_file_beside_them(tmp_path: Path) -> None:
 
 
 def test_names_of_folders_are_possible_and_distinct() -> None:
-    assert list(own.folders(["a/b", "a:b", "Train", "..", "x"]).values()) == ["a-b", "a-b-", "Train-", "class", "x"]
+    assert list(folders(["a/b", "a:b", "Train", "..", "x"]).values()) == ["a-b", "a-b-", "Train-", "class", "x"]
 
 
 @pytest.mark.parametrize("extra", ["notes", "empty"])
@@ -403,7 +404,7 @@ def test_images_of_a_kind_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     grey(tmp_path / "mine" / "a" / "x.png", 0)
-    assert own.guess(Path("~/mine")) == "folder"
+    assert guess(Path("~/mine")) == "folder"
     assert len(find("folder", "~/mine").items) == 1
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fewlabel.data import own, pictures
-from fewlabel.data.own import Found, Item, counted
+from fewlabel.data.listing import Found, Item, counted
 from fewlabel.data.pictures import EMPTY, Unreadable
-from fewlabel.data.published import npz_images
 
 UNKNOWN = ("na", "n/a", "nan", "none", "null", "unknown", "?", "-")  # labels that people may mean by none
 
@@ -162,7 +161,6 @@ def looks(found: Found) -> Iterator[Look]:
 
 
 def looks_at_arrays(found: Found) -> Iterator[Look]:
-    images = (image for name in own.arrays_of(found) for some in npz_images(found.path, name, 0) for image in some)
-    for item, image in zip(found.items, images, strict=True):
+    for item, image in zip(found.items, own.stored(found), strict=True):
         channels, height, width = image.shape
         yield Look(item, own.fingerprint_of(image), (channels, width, height))

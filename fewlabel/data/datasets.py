@@ -24,6 +24,7 @@ from torch import Tensor
 from fewlabel.data import files
 from fewlabel.data import own as ones_own
 from fewlabel.data.files import Form, Source
+from fewlabel.data.listing import guess
 from fewlabel.data.published import PUBLISHED, REFUSED
 from fewlabel.data.raw import CHUNK, Part, Raw, Scale
 from fewlabel.data.sets import Images
@@ -168,7 +169,7 @@ def source(name: str) -> Source:
     if name in REFUSED:
         raise BadInput(f"the data set '{name}' cannot be used: {REFUSED[name]}")
     if Path(name).exists():
-        kind, path = ones_own.guess(Path(name)), shlex.quote(name)
+        kind, path = guess(Path(name)), shlex.quote(name)
         raise BadInput(
             f"there is no data set '{name}', but a {'folder' if kind == 'folder' else 'file'} of that name; "
             f"for your own images: --data {kind} --set data.path={path}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fewlabel.data.own import CLASSES, PATIENTS, UNLABELED, folders
+from fewlabel.data.listing import CLASSES, PATIENTS, UNLABELED, folders
 from fewlabel.data.raw import CHUNK, Scale
 from fewlabel.errors import BadInput, StorageError
 from fewlabel.rng import Rng

@@ -1,0 +1,285 @@
+"""How images of one's own may lie: in a folder for each class, in the rows of a table, in an npz.
+
+`folder`, `table` and `npz` list what is there and open no image.
+"""
+
+import csv
+import io
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fewlabel.data import pictures
+from fewlabel.data.listing import (
+    CLASSES,
+    PATIENTS,
+    SPLITS,
+    UNLABELED,
+    Found,
+    Item,
+    classes_of,
+    folders,
+    named_classes,
+    refuse_twice,
+)
+from fewlabel.data.published import npz_shape, reading
+from fewlabel.errors import BadInput, StorageError
+
+ALIEN = (".heic", ".heif", ".avif", ".jp2", ".j2k", ".jpf", ".jpx")  # images, whether or not Pillow here reads them
+COLUMNS = {
+    "image": ("image", "path", "file", "filename", "image_id"),
+    "label": ("label", "class", "dx"),
+    "client": ("client", "hospital", "site"),
+    "patient": ("patient", "patient_id", "lesion_id"),
+    "split": ("split",),
+}
+MADE_UP = 1000  # classes that an npz may have without naming them, however few its images are
+
+
+# A folder
+
+
+def folder(path: Path, kind: str) -> Found:
+    """Below an optional level of splits a folder for each class, in which images lie at any depth."""
+    if not path.is_dir():
+        raise BadInput(f"{path} is a file, and data.name = '{kind}' needs a folder")
+    named, patients = named_classes(path), named_patients(path)
+    known = {name: label for label, name in folders(named).items()}
+    files = [file.relative_to(path) for file in files_below(path)]
+    images = [file for file in files if is_image(path / file, kind)]
+    no_images = set(files) - {*images, Path(CLASSES), Path(PATIENTS)}
+    splits = has_splits(path, images)
+    items, loose = list[Item](), list[str]()
+    for file in images:
+        top, *inside = file.parts
+        split = SPLITS.get(top.lower(), "train") if splits else ""
+        label, *inside = inside if top.lower() in SPLITS and splits else file.parts
+        if inside:
+            label = "" if label.lower() in UNLABELED else known.get(label, label)
+            items.append(Item(path / file, str(file), label, split, patient=patients.get(file.as_posix(), "")))
+        else:
+            loose.append(str(file))
+    return Found(
+        kind,
+        path,
+        tuple(items),
+        classes_of(items, named, path / CLASSES),
+        tuple(sorted(map(str, no_images))),
+        tuple(loose),
+        tuple(layout(path, images, splits)),
+    )
+
+
+def has_splits(path: Path, images: Sequence[Path]) -> bool:
+    """Whether the folders that hold images are those of splits, not of classes."""
+    tops = {file.parts[0] for file in images if len(file.parts) > 1}
+    splits = sorted(top for top in tops if top.lower() in SPLITS)
+    others = sorted(top for top in tops if top.lower() not in {*SPLITS, *UNLABELED})
+    if sites := [top for top in others if (path / top / CLASSES).exists()]:
+        raise BadInput(
+            f"{path} holds sites, not classes, for {sites[0]} has a {CLASSES} of its own; "
+            f"give one site's folder, such as {path / sites[0]}"
+        )
+    if splits and others:
+        raise BadInput(
+            f"in {path} there is {others[0]} beside {splits[0]}, which is the name of a split; "
+            "let all folders there be of splits (train, validation, test), or all of classes"
+        )
+    deep = {file.parts[:2] for file in images if len(file.parts) > 2 and file.parts[1].lower() in {*SPLITS, *UNLABELED}}
+    if wrong := sorted(where for where in deep if where[0] in others):
+        raise BadInput(
+            f"{path.joinpath(*wrong[0])} lies below {wrong[0][0]}, which would be a class; "
+            f"put it above the classes, or if {wrong[0][0]} is a site, give that one's folder"
+        )
+    return bool(splits)
+
+
+def layout(path: Path, images: Sequence[Path], splits: bool) -> Iterator[str]:
+    """What is odd about folders, though a run can use them."""
+    held = {path / above for file in images for above in file.parents}
+    for parent in [path, *(top for top in below(path) if splits and top in held and top.name.lower() in SPLITS)]:
+        for entry in below(parent):
+            if entry.is_dir() and entry not in held:
+                yield f"there are no images in the folder {entry.relative_to(path)}"
+    inside: dict[str, set[str]] = {file.parts[0]: set() for file in images if not splits}
+    for file in images:
+        if not splits and len(file.parts) > 2:
+            inside[file.parts[0]].add(file.parts[1])
+    first, *others = inside.values() or [set()]
+    if len(first) > 1 and others and all(some == first for some in others):
+        yield (
+            f"all classes have the same folders, such as {min(first)}: if these are the classes, "
+            f"give a folder in which they lie, such as {path / min(inside)}"
+        )
+
+
+def below(path: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def files_below(path: Path, above: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """All files at any depth, links followed, but never in a circle."""
+    if not path.is_dir():
+        yield path
+    elif (real := os.path.realpath(path)) not in above:
+        for entry in below(path):
+            yield from files_below(entry, above | {real})
+
+
+def is_image(file: Path, kind: str) -> bool:
+    if file.name.upper() == "DICOMDIR":  # a list of the files beside it
+        return False
+    return (kind != "dicom" and file.suffix.lower() in (*pictures.SUFFIXES, *ALIEN)) or pictures.is_dicom(file)
+
+
+def named_patients(path: Path) -> dict[str, str]:
+    """The patient of each image by its path below a folder, where there is a table of them."""
+    if not (path / PATIENTS).exists():
+        return {}
+    (_, names), *rows = rows_of(path / PATIENTS) or [(1, [])]
+    if names[:2] != ["image", "patient"] or any(len(row) < 2 for _, row in rows):
+        raise BadInput(f"{path / PATIENTS} must have the columns image and patient; mend it, or delete it")
+    return {row[0]: row[1] for _, row in rows}
+
+
+# A table
+
+
+def table(path: Path, kind: str, columns: Mapping[str, str], by: str) -> Found:
+    """A row for each image, whose path is relative to the table's own folder."""
+    (_, head), *rows = rows_of(path) or [(1, [])]
+    names = [name.strip() for name in head]
+    lower = [name.lower() for name in names]
+    if twice := [name for name in names if name and lower.count(name.lower()) > 1]:
+        raise BadInput(f"{path} has several columns '{twice[0]}'; rename all but one")
+    place = {role: column(path, role, names, columns.get(role), by) for role in COLUMNS}
+    if wrong := sorted(columns.keys() - COLUMNS.keys()):
+        raise BadInput(f"there is no {by}{wrong[0]}; there are {', '.join(COLUMNS)}")
+    items = []
+    for line, row in rows:
+        if len(row) < len(names) or any(map(str.strip, row[len(names) :])):
+            raise BadInput(
+                f"line {line} of {path} has {len(row)} fields for {len(names)} columns; "
+                "a field in which there is a separator needs quotes"
+            )
+        found = {role: row[at].strip() for role, at in place.items() if at is not None}
+        name = found.pop("image")
+        if not name:
+            raise BadInput(f"line {line} of {path} names no image")
+        if (split := found.pop("split", "").lower()) not in {"", *SPLITS}:
+            raise BadInput(f"line {line} of {path} has the split '{split}'; it may be train, validation or test")
+        if found["label"].lower() in UNLABELED:
+            found["label"] = ""
+        items.append(Item(ending(path.parent, name, kind), name, split=SPLITS.get(split, ""), **found))
+    unsplit = [item.name for item in items if not item.split]
+    if unsplit and len(unsplit) < len(items):
+        raise BadInput(
+            f"{len(unsplit)} of {len(items)} rows of {path} have no split, such as {unsplit[0]}: all or none"
+        )
+    if items and not any(item.file.exists() for item in items):
+        raise BadInput(
+            f"none of the {len(items)} files exist below {path.parent}, such as {items[0].name}; "
+            "paths are relative to the table"
+        )
+    classes = classes_of(items, named_classes(path.parent), path.parent / CLASSES)
+    return Found(kind, path, tuple(items), classes, columns=columns)
+
+
+def rows_of(path: Path) -> list[tuple[int, list[str]]]:
+    """The rows in which there is something, with their lines; fields are parted by what the first line tells."""
+    try:
+        text = path.read_text("utf-8-sig")
+        head = text.partition("\n")[0]
+        told = re.fullmatch(r'"?sep=(.)"?\s*', head, re.IGNORECASE)  # how Excel says it
+        delimiter = told[1] if told else max(",;\t", key=head.count)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        text, rows = "\0", []
+    except (csv.Error, TypeError, ValueError) as error:
+        raise BadInput(f"{path} is not a table of text: {error}") from None
+    if "\0" in text:
+        raise BadInput(f"{path} is not a table in UTF-8, but perhaps in Latin-1, UTF-16 or Excel's; save it as UTF-8")
+    return rows[1:] if told else rows
+
+
+def column(path: Path, role: str, names: Sequence[str], wanted: str | None, by: str) -> int | None:
+    """Where a table has what it says of an image: in the column that was named, or in one of the usual names."""
+    lower = [name.lower() for name in names]
+    for name in [wanted.strip().lower()] if wanted is not None else COLUMNS[role]:
+        if name in lower:
+            return lower.index(name)
+    if wanted is None and role not in ("image", "label"):
+        return None
+    usual = f"'{wanted}'" if wanted is not None else f"named {' or '.join(COLUMNS[role])}"
+    raise BadInput(
+        f"{path} has no column {usual} for the {role}; there are {', '.join(names) or 'none'}, "
+        f"of which {by}{role}=… may name one"
+    )
+
+
+def ending(folder: Path, name: str, kind: str) -> Path:
+    """A file; tables often leave out how its name ends, and those of Windows write backslashes."""
+    endings = pictures.DICOM if kind == "dicom" else (*pictures.SUFFIXES, *pictures.DICOM)
+    names = dict.fromkeys([name, name.replace("\\", "/")])
+    files = (folder / f"{written}{end}" for written in names for end in ("", *endings))
+    return next((file for file in files if file.exists()), folder / name)
+
+
+# An npz
+
+
+def npz(path: Path) -> Found:
+    """MedMNIST's keys; a label below 0 is unknown. There may be `classes`, the names of the others, and patients.
+
+    Where one split is all there is, as at a site, it is taken as images that are not split.
+    """
+    with reading(path), np.load(path, allow_pickle=False) as arrays:
+        keys = getattr(arrays, "files", [])
+        there = [name for name in ("train", "val", "test") if f"{name}_images" in keys]
+        labels = {name: arrays[f"{name}_labels"] for name in there if f"{name}_labels" in keys}
+        named = tuple(arrays["classes"].astype(str).ravel().tolist()) if "classes" in keys else ()
+        patients = {n: arrays[f"{n}_patients"].astype(str).ravel() for n in there if f"{n}_patients" in keys}
+    if len(labels) < max(1, len(there)):
+        lacks = next((name for name in there if name not in labels), "train")
+        raise BadInput(f"{path} has no {lacks}_images and {lacks}_labels; it has {', '.join(keys) or 'a single array'}")
+    refuse_twice(named, f"'classes' in {path}")
+    shapes = {name: npz_shape(path, f"{name}_images") for name in labels}
+    for name, label in labels.items():
+        if not label.ndim or label.size != len(label) or label.dtype.kind not in "iub":
+            raise BadInput(f"{name}_labels in {path} must be whole numbers, one for each image")
+        for what, given in (("labels", label), ("patients", patients.get(name, label))):
+            if len(given) != shapes[name][0]:
+                raise BadInput(f"{path} has {shapes[name][0]} {name} images, but {len(given)} {what} for them")
+    if len({shape[3] for shape in shapes.values()}) > 1:
+        told = ", ".join(f"{shape[3]} in {name}_images" for name, shape in shapes.items())
+        raise BadInput(f"the images in {path} differ in their channels: {told}; make all of them 1 or 3")
+    count, total = max(int(label.max(initial=0)) for label in labels.values()) + 1, sum(map(len, labels.values()))
+    if named and count > len(named):
+        raise BadInput(f"{path} has the label {count - 1}, but names only {len(named)} classes")
+    if not named and count > max(total, MADE_UP):
+        raise BadInput(
+            f"{path} has the label {count - 1}, but only {total} images; labels count classes from 0, "
+            "and one below 0 is unknown"
+        )
+    named = named or tuple(map(str, range(count)))
+    items = (
+        Item(
+            path,
+            f"{name}_images[{row}]",
+            named[number] if number >= 0 else "",
+            SPLITS[name] if len(labels) > 1 else "",
+            patient=patients[name][row].item() if name in patients else "",
+        )
+        for name, label in labels.items()
+        for row, number in enumerate(label.ravel().tolist())
+    )
+    return Found("npz", path, tuple(items), named)
