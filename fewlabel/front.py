@@ -5,21 +5,29 @@ only the nodes who they are. So it listens on its own machine alone, and this st
 request, made of a method and a path that are byte for byte one of `PATHS`, the headers of `HEADERS`, and a body.
 Two of the nodes' own calls do not pass, because FewLabel's nodes do without: those by which a node registers itself,
 and the one that fetches code. A node takes 401 and 403 for orders of its SuperLink, so what is refused is not found.
+
+The SuperLink reads a call before it asks who makes it, so that is asked here first: a call's head bears a key of the
+federation's members and its signature of the time, or nothing of its body is passed on.
 """
 
 import argparse
 import asyncio
+import json
 import signal
 import ssl
 import sys
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
+from pathlib import Path
 
 import h11
 import httpx
 
-from fewlabel.errors import BadInput, FewLabelError
+from fewlabel.errors import BadInput, FewLabelError, StorageError
+from fewlabel.trust import Roll
 
 PATHS = frozenset(
     b"/v1/fleet/" + name
@@ -47,6 +55,7 @@ HEADERS = frozenset(
         b"flwr-component-name",
     }
 )
+SIGNED = (b"flwr-public-key", b"flwr-timestamp", b"flwr-signature")
 ANSWERED = frozenset({b"content-type", b"content-length", b"flwr-version-incompatibility-message"})
 
 MAX_HEAD = 16 << 10  # bytes
@@ -55,6 +64,8 @@ MAX_CALL = 4 << 20  # bytes of what carries no message
 LARGE = frozenset({b"/v1/fleet/push-messages", b"/v1/fleet/push-object"})
 CHUNK = 256 << 10  # bytes that are read at a time
 CONNECTIONS = 400  # at a time; each takes two of the process's files
+EACH = 50  # connections of one member, or of one address that has not shown a member's key yet
+UNDER_WAY = 4 * MAX_BODY  # bytes of large calls at a time, which the SuperLink keeps in memory; of a member, MAX_BODY
 SECONDS = 60.0  # without a complete request, or without any progress of one
 RATE = 50_000  # bytes a second below which a transfer is given up
 
@@ -92,6 +103,7 @@ class Caller:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    peer: str  # its address, and as soon as it is known the member
     limit: asyncio.Timeout | None = None
     http: h11.Connection = field(default_factory=lambda: h11.Connection(h11.SERVER, MAX_HEAD))
 
@@ -121,10 +133,13 @@ class Caller:
             before = self.limit.when() or now
             self.limit.reschedule(before + size / RATE if size else now + SECONDS)
 
-    async def refuse(self, status: int) -> None:
+    async def refuse(self, status: int, why: str) -> None:
+        """Says why, in the form in which nodes show it."""
         if self.http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            headers = [("content-length", "0"), ("connection", "close")]
-            await self.send(h11.Response(status_code=status, headers=headers), h11.EndOfMessage())
+            said = json.dumps({"code": status, "detail": why}).encode()
+            headers = [("content-length", str(len(said))), ("connection", "close")]
+            answer = h11.Response(status_code=status, headers=headers)
+            await self.send(answer, h11.Data(data=said), h11.EndOfMessage())
 
 
 @dataclass
@@ -133,20 +148,29 @@ class Front:
 
     to: str
     client: httpx.AsyncClient
-    callers: int = 0
+    roll: Roll
+    callers: Counter[str] = field(default_factory=Counter)  # connections by peer
+    under_way: Counter[str] = field(default_factory=Counter)  # bytes by peer
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.callers == CONNECTIONS:
+    def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self.converse(reader, writer))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, *_ = writer.get_extra_info("peername") or ("",)
+        caller = Caller(reader, writer, host)
+        if self.callers.total() == CONNECTIONS or self.callers[caller.peer] == EACH:
             return writer.transport.abort()
-        caller = Caller(reader, writer)
-        self.callers += 1
+        self.callers[caller.peer] += 1
         try:
             while await self.request(caller):
                 pass
         except (OSError, TimeoutError, h11.ProtocolError):  # it is gone, too slow, or was cut off within an answer
             pass
         finally:
-            self.callers -= 1
+            self.callers = self.callers - Counter([caller.peer])
             if caller.http.our_state is h11.SEND_BODY:
                 writer.transport.abort()
             else:
@@ -161,7 +185,10 @@ class Front:
                 if not isinstance(head, h11.Request):
                     return False
                 what = f"{head.method.decode('ascii', 'replace')} {head.target.decode('ascii', 'replace')[:200]!r}"
-                await self.forward(caller, head, permitted(head))
+                length = permitted(head)
+                await self.meet(caller, head, length)
+                with self.held(caller.peer, length):
+                    await self.forward(caller, head, length)
                 if caller.http.our_state is h11.MUST_CLOSE:
                     return False
                 caller.http.start_next_cycle()
@@ -174,8 +201,39 @@ class Front:
             status, why = 502, f"did not reach the SuperLink: {type(error).__name__}"
         print(f"fewlabel: refused {what} from {caller.writer.get_extra_info('peername')}: {why}", flush=True)
         async with asyncio.timeout(SECONDS):
-            await caller.refuse(status)
+            await caller.refuse(status, why)
         return False
+
+    async def meet(self, caller: Caller, head: h11.Request, length: int) -> None:
+        """Learns from a call's head which member makes it."""
+        given = dict(head.headers)
+        try:
+            member = self.roll.signer(*(given.get(name, b"") for name in SIGNED))
+        except StorageError as error:
+            raise Refusal(503, str(error)) from None
+        except BadInput as error:
+            if length <= CHUNK:  # or the connection would be reset before its node has heard why
+                async for _ in caller.body():
+                    pass
+            raise Refusal(412, str(error)) from None
+        if (peer := f"client {member.client}") != caller.peer:
+            if self.callers[peer] == EACH:
+                raise Refusal(503, f"is by a member with {EACH} connections")
+            self.callers = self.callers - Counter([caller.peer]) + Counter([peer])
+            caller.peer = peer
+
+    @contextmanager
+    def held(self, peer: str, length: int) -> Iterator[None]:
+        """While a large call is under way; if too many bytes are, it is not, and nodes try again after 503."""
+        if length > CHUNK:
+            if self.under_way[peer] + length > MAX_BODY or self.under_way.total() + length > UNDER_WAY:
+                raise Refusal(503, f"has {length} bytes, beside too many that are under way")
+            self.under_way[peer] += length
+        try:
+            yield
+        finally:
+            if length > CHUNK:
+                self.under_way = self.under_way - Counter({peer: length})
 
     async def forward(self, caller: Caller, head: h11.Request, length: int) -> None:
         caller.progress()
@@ -191,7 +249,7 @@ class Front:
         await caller.send(h11.EndOfMessage())
 
 
-async def serve(listen: str, to: str, outside: ssl.SSLContext, inside: ssl.SSLContext) -> None:
+async def serve(listen: str, to: str, roll: Roll, outside: ssl.SSLContext, inside: ssl.SSLContext) -> None:
     """Passes nodes on until the process is told to end."""
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -206,16 +264,15 @@ async def serve(listen: str, to: str, outside: ssl.SSLContext, inside: ssl.SSLCo
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # or one caller's would go out with another's call
     )
     async with client:
-        front = Front(f"https://{to}", client)
+        front = Front(f"https://{to}", client, roll)
         host, port = address(listen)
         server = await asyncio.start_server(front, host, port, ssl=outside, ssl_handshake_timeout=10, limit=CHUNK)
         print(f"fewlabel: nodes reach the SuperLink at {to} by {listen}", flush=True)
         await stop.wait()
         server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        for task in (ending := list(front.tasks)):
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
 
 
 def address(text: str) -> tuple[str, int]:
@@ -232,9 +289,11 @@ def main() -> None:
     parser.add_argument("--certificate", required=True, help="PEM file that nodes are shown")
     parser.add_argument("--key", required=True, help="PEM file with its private key")
     parser.add_argument("--ca", required=True, help="PEM file of the authority that signed the SuperLink's certificate")
+    parser.add_argument("--members", required=True, metavar="DIR", help="directory of the federation")
     given = parser.parse_args()
     try:
         address(given.to)
+        roll = Roll(Path(given.members))
         outside = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
             outside.load_cert_chain(given.certificate, given.key)
@@ -243,7 +302,7 @@ def main() -> None:
             files = f"{given.certificate}, {given.key} and {given.ca}"
             raise BadInput(f"{files} are not a certificate, its key and an authority: {error}") from None
         try:
-            asyncio.run(serve(given.listen, given.to, outside, inside))
+            asyncio.run(serve(given.listen, given.to, roll, outside, inside))
         except OSError as error:
             raise BadInput(f"{given.listen} cannot be listened on: {error}") from None
     except FewLabelError as error:

@@ -36,6 +36,7 @@ T = TypeVar("T")
 CA, SERVER, MEMBERS, TRUST, ABOUT = "ca", "server", "members.json", "trust", "federation.json"
 YEARS_CA, DAYS_SERVER, DAYS_LEFT = 10, 397, 30
 DAYS_OLD = 30  # an enrolment, at most
+AHEAD, LATE = 5, 305  # seconds that the clock of a node's call may be ahead, or behind with its time under way
 LARGEST = 1 << 16  # bytes of a file that somebody else wrote
 PURPOSE = b"fewlabel enrolment 1\n"  # so that nothing else that the key ever signs is taken for one
 
@@ -307,10 +308,15 @@ class Member:
 @dataclass(frozen=True)
 class Members:
     members: tuple[Member, ...] = ()
+    removed: tuple[Member, ...] = ()  # whose keys are good for nothing any more
 
 
 def members(folder: Path) -> tuple[Member, ...]:
     return read(Members, folder / MEMBERS).members
+
+
+def removed(folder: Path) -> tuple[Member, ...]:
+    return read(Members, folder / MEMBERS).removed
 
 
 def admit(folder: Path, wish: Enrolment) -> Member:
@@ -323,11 +329,26 @@ def admit(folder: Path, wish: Enrolment) -> Member:
         return member
 
 
+def remove(folder: Path, site: str) -> Member:
+    """Ends a membership, by the site's name or number; its key cannot be enrolled again."""
+    with alone(folder):
+        there = members(folder)
+        found = [member for member in there if site in (member.name, str(member.client))]
+        if len(found) != 1:
+            known = ", ".join(f"{member.client} '{member.name}'" for member in found or there) or "no site"
+            raise BadInput(f"'{site}' is {'more than one site' if found else 'no member'}: there is {known}")
+        write_members(folder, tuple(member for member in there if member != found[0]), (*removed(folder), *found))
+        return found[0]
+
+
 def check_wish(folder: Path, wish: Enrolment, there: tuple[Member, ...]) -> None:
     ours = read_trust(folder / TRUST).name
     if (wish.federation, wish.authority) != (ours, authority(folder / TRUST)):
         other = f"'{wish.federation}'" if wish.federation != ours else "another one of the same name"
         raise BadInput(f"the enrolment is for {other}, and this federation is '{ours}'")
+    for member in removed(folder):
+        if same_key(member.key, wish.key) or member.nonce == wish.nonce:
+            raise BadInput(f"'{member.name}' was removed with this key; a new `fewlabel site init` makes another one")
     for member in there:
         if same_key(member.key, wish.key) or member.nonce == wish.nonce:
             raise BadInput(f"'{member.name}' is enrolled with this key already, as client {member.client}")
@@ -361,13 +382,57 @@ def same_key(one: str, other: str) -> bool:
     return one.split()[:2] == other.split()[:2]
 
 
-def write_members(folder: Path, whole: tuple[Member, ...]) -> None:
-    put(folder / MEMBERS, document({"members": [asdict(m) for m in sorted(whole, key=lambda m: m.client)]}))
+def write_members(folder: Path, whole: tuple[Member, ...], gone: tuple[Member, ...] | None = None) -> None:
+    parts = {"members": sorted(whole, key=lambda m: m.client), "removed": removed(folder) if gone is None else gone}
+    put(folder / MEMBERS, document({name: [asdict(m) for m in part] for name, part in parts.items()}))
 
 
 def admitted(folder: Path) -> Mapping[int, int]:
     """Which client each node is."""
     return {member.node: member.client for member in members(folder) if member.node is not None}
+
+
+class Roll:
+    """Tells members by the calls of their nodes, each of which signs the time; who has been admitted since is known."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._read = folder, 0
+        self._keys: dict[bytes, tuple[Member, EllipticCurvePublicKey]] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Reads the members, if they have changed."""
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        try:
+            changed = (self.folder / MEMBERS).stat().st_mtime_ns
+            if changed == self._read:
+                return
+            found = [(member, load_public(member.key)) for member in members(self.folder)]
+        except (OSError, ValueError, BadInput) as error:
+            raise StorageError(f"the members in {self.folder} cannot be read: {error}") from None
+        form = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+        self._keys = {base64.b64encode(key.public_bytes(*form)): (member, key) for member, key in found}
+        self._read = changed
+
+    def signer(self, public: bytes, time: bytes, signature: bytes) -> Member:
+        """Whose key it is that has signed a time of about now: a key and a signature as Flower's nodes write them."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        self.refresh()
+        if public not in self._keys:
+            raise BadInput("its key is not enrolled; the coordinator enrols it: fewlabel federation enrol")
+        member, key = self._keys[public]
+        try:
+            age = (now() - datetime.datetime.fromisoformat(time.decode("ascii"))).total_seconds()
+            key.verify(base64.b64decode(signature, validate=True), time, ec.ECDSA(hashes.SHA256()))
+        except (ValueError, TypeError, InvalidSignature):
+            raise BadInput("it is not signed by its key") from None
+        if not -AHEAD < age < LATE:
+            raise BadInput(f"it was signed {age:.0f} s ago by the clock here; set the clock at '{member.name}' right")
+        return member
 
 
 def gate(folder: Path) -> "Callable[[int, Introduction], None]":

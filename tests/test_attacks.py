@@ -7,19 +7,21 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
+import httpx
 from flwr.cli.build import build_fab_from_disk
 
 import fewlabel
 from fewlabel import flower, trust
 from tests.flower_processes import Processes, free_ports
 from tests.test_flower import experiment, federate, room, split
-from tests.test_front import ATTACKS, Fronted
+from tests.test_front import ATTACKS, Fronted, member, signed
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +63,7 @@ def serve(grid, directory, **more):
     if directory.name != "altered":
         return honest(grid, directory, **more)
     import json
-    plan, text = apart.load_plan(directory), (directory / "experiment.toml").read_text()
+    plan, text = load_plan(directory), (directory / "experiment.toml").read_text()
     order = Order(plan.run, text, plan.terms, "client", 0, "local_update", 1)
     asked = {
         "function": replace(order, task="round"),
@@ -99,12 +101,17 @@ class Fenced(Processes):
         super().link()
         self.environment = before
         (self.outside,) = free_ports(1)
-        files = ["--certificate", "server.pem", "--key", "server.key", "--ca", "ca.pem"]
+        files = ["--certificate", "server.pem", "--key", "server.key", "--ca", "ca.pem", "--members", "."]
         address, to = f"127.0.0.1:{self.outside}", f"127.0.0.1:{self.port}"
         self.start("front", [sys.executable, "-m", "fewlabel.front", "--listen", address, "--to", to, *files])
         self.wait_for("front", "127.0.0.1", self.outside)
         with (self.folder / "home" / "config.toml").open("a") as file:
             file.write(f'[superlink.outside]\naddress = "{address}"\nroot-certificates = "{self.folder / "ca.pem"}"\n')
+
+    def enrol(self, number: int) -> None:
+        super().enrol(number)
+        with trust.alone(self.folder):
+            member(self.folder, number, trust.load_key(self.folder / f"key{number}"))
 
     def node(self, number: int) -> None:
         resident = f'resident="{self.folder / f"site{number}.socket"}"'
@@ -157,6 +164,24 @@ def test_nobody_outside_can_submit_a_run_or_register_a_key(fenced):
     for attack in (name for name in ATTACKS if "long" not in name):
         front.say(ATTACKS[attack])
     assert processes.controlled() == before
+
+
+def test_nobody_without_a_registered_key_can_have_the_superlink_read_a_large_message(fenced, tmp_path):
+    processes, _ = fenced
+    front, sent = Fronted(processes.folder, None, None, processes.outside), 0
+    before = processes.said("link").count("push-object")
+
+    def message() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(2 << 10):
+            sent += 1 << 20
+            yield bytes(1 << 20)
+
+    key = trust.new_key(tmp_path / "stranger", ssh=True)
+    with front.caller({**signed(key), "content-length": str(2 << 30)}) as client, suppress(httpx.TransportError):
+        assert client.post("/v1/fleet/push-object", content=message()).status_code == 412
+    assert sent < 64 << 20  # what the sockets on both sides hold
+    assert processes.said("link").count("push-object") == before
 
 
 def test_a_bundle_of_somebody_elses_is_executed_at_no_site(fenced, tmp_path):

@@ -7,8 +7,12 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -18,16 +22,34 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from flwr.supercore.error import FlowerError
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from fewlabel import front, trust
 from tests.flower_processes import free_ports
 
 
-def certificates(folder: Path) -> None:
-    """ca.pem, and server.pem with server.key that it has signed for this machine."""
-    key = trust.new_key(folder / "ca.key")
-    (folder / "ca.pem").write_bytes(trust.certificate("a CA", key))
-    trust.certify(folder, "127.0.0.1:1")
+def federation(folder: Path) -> None:
+    """A federation on this machine, and the keys of its two members."""
+    trust.create(folder, trust.Federation("loopback", "127.0.0.1:1", "0"), {})
+    for client in range(2):
+        member(folder, client, trust.new_key(folder / f"key{client}", ssh=True))
+
+
+def member(folder: Path, client: int, key: EllipticCurvePrivateKey) -> None:
+    one = trust.Member(client, f"site {client}", trust.public_half(key), str(client), "")
+    trust.write_members(folder, (*trust.members(folder), one))
+
+
+def signed(key: EllipticCurvePrivateKey, ago: float = 0) -> dict[str, str]:
+    """What a node with this key says of itself in each call: as Flower does, and by Flower's own functions."""
+    moment = (trust.now() - timedelta(seconds=ago)).isoformat()
+    return {
+        "flwr-public-key": b64encode(public_key_to_bytes(key.public_key())).decode(),
+        "flwr-timestamp": moment,
+        "flwr-signature": b64encode(sign_message(key, moment.encode())).decode(),
+    }
 
 
 class Server(ThreadingHTTPServer):
@@ -86,11 +108,22 @@ class Fronted:
     def say(self, data: bytes) -> bytes:
         """All that comes back to these bytes until the front closes the connection, or is silent for a second."""
         with self.connect() as connection:
-            connection.sendall(data)
+            connection.sendall(self.signed(data))
             return rest(connection)
 
-    def client(self) -> httpx.Client:
-        return httpx.Client(base_url=f"https://127.0.0.1:{self.port}", verify=self.context, timeout=60)
+    def signed(self, data: bytes, client: int = 0) -> bytes:
+        """The same bytes, each of their calls with the key of a member."""
+        headers = signed(trust.load_key(self.folder / f"key{client}"))
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return data.replace(b"host: a\r\n", b"host: a\r\n" + lines.encode())
+
+    def client(self, client: int = 0) -> httpx.Client:
+        """A member's calls."""
+        return self.caller(signed(trust.load_key(self.folder / f"key{client}")))
+
+    def caller(self, headers: dict[str, str]) -> httpx.Client:
+        address = f"https://127.0.0.1:{self.port}"
+        return httpx.Client(base_url=address, verify=self.context, timeout=60, headers=headers)
 
 
 def rest(connection: ssl.SSLSocket) -> bytes:
@@ -110,20 +143,26 @@ def started(folder: Path, to: int, change: str = "") -> tuple[subprocess.Popen, 
     if change:
         command = ["-c", f"from fewlabel import front; front.{change}; front.main()"]
     files = ["--certificate", folder / "server.pem", "--key", folder / "server.key", "--ca", folder / "ca.pem"]
-    process = subprocess.Popen(
-        [sys.executable, *command, "--listen", f"127.0.0.1:{port}", "--to", f"127.0.0.1:{to}", *map(str, files)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert "nodes reach" in process.stdout.readline()
-    threading.Thread(target=process.stdout.read, daemon=True).start()
+    files += ["--members", folder]
+    with (log := folder / f"front{port}.log").open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, *command, "--listen", f"127.0.0.1:{port}", "--to", f"127.0.0.1:{to}", *map(str, files)],
+            stdout=file, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    until(lambda: "nodes reach" in log.read_text())
     return process, port
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
 def fronted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
-    folder = tmp_path_factory.mktemp("front")
-    certificates(folder)
+    federation(folder := tmp_path_factory.mktemp("front"))
     server = Server(folder)
     process, port = started(folder, server.server_address[1])
     yield Fronted(folder, server, process, port)
@@ -136,9 +175,6 @@ def fronted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
 NODE = {
     "content-type": "application/x-protobuf",
     "accept": "application/x-protobuf",
-    "flwr-public-key": "bm8ga2V5IGF0IGFsbA==",
-    "flwr-timestamp": "2026-02-03T04:05:06.789012+00:00",
-    "flwr-signature": "MEUCIQ+/=",
     "flwr-package-name": "flwr",
     "flwr-package-version": "1.41.0",
     "flwr-component-name": "SuperNode",
@@ -149,8 +185,9 @@ NODE = {
 def test_a_nodes_call_passes_with_its_headers_and_its_body(fronted, path):
     fronted.server.seen.clear()
     others = {"cookie": "c=d", "x-forwarded-for": "10.0.0.1", "flwr-task-token": "stolen", "authorization": "Bearer x"}
-    with fronted.client() as client:
-        answer = client.post(path, content=b"a call", headers=NODE | others)
+    own = NODE | signed(trust.load_key(fronted.folder / "key0"))
+    with fronted.caller(own | others) as client:
+        answer = client.post(path, content=b"a call")
     assert (answer.status_code, answer.content, answer.headers["content-type"]) == (
         200, b"a call", "application/x-protobuf",
     )  # fmt: skip
@@ -158,9 +195,101 @@ def test_a_nodes_call_passes_with_its_headers_and_its_body(fronted, path):
     ((line, headers, digest),) = fronted.server.seen
     assert (line, digest) == (f"POST {path} HTTP/1.1", hashlib.sha256(b"a call").hexdigest())
     made = ("host", "content-length", "connection", "accept-encoding", "user-agent")  # by the front itself
-    assert {name: value for name, value in headers.items() if name not in made} == NODE
+    assert {name: value for name, value in headers.items() if name not in made} == own
     assert headers["content-length"] == "6"
     assert headers["host"] == f"127.0.0.1:{fronted.server.server_address[1]}"
+
+
+BIG = b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n"
+
+
+def strangers(folder: Path, stranger: EllipticCurvePrivateKey) -> dict[str, tuple[dict[str, str], str]]:
+    """Who is no member, though most of them know the key of one, and what they are told."""
+    key = trust.load_key(folder / "key0")
+    own, other = signed(key), signed(stranger)
+    return {
+        "nobody": ({}, "its key is not enrolled"),
+        "a stranger": (other, "its key is not enrolled"),
+        "a key alone": ({"flwr-public-key": own["flwr-public-key"]}, "it is not signed by its key"),
+        "by another": (other | {"flwr-public-key": own["flwr-public-key"]}, "it is not signed by its key"),
+        "another time": (own | {"flwr-timestamp": signed(key, 1)["flwr-timestamp"]}, "it is not signed by its key"),
+        "no time": (own | {"flwr-timestamp": "now"}, "it is not signed by its key"),
+        "no text": (own | {"flwr-signature": "*"}, "it is not signed by its key"),
+        "long ago": (signed(key, 310), "it was signed 310 s ago by the clock here"),
+        "to come": (signed(key, -60), "it was signed -60 s ago by the clock here"),
+    }
+
+
+def test_who_is_no_member_is_refused_before_a_byte_of_a_body_is_passed_on(fronted, tmp_path):
+    for headers, why in strangers(fronted.folder, trust.new_key(tmp_path / "stranger", ssh=True)).values():
+        fronted.server.connections.clear()
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+        with fronted.connect() as connection:
+            connection.sendall((BIG % (1 << 30)).replace(b"host: a\r\n", b"host: a\r\n" + lines))
+            heard = rest(connection)
+        assert heard.startswith(b"HTTP/1.1 412")
+        assert why in heard.decode()
+        with fronted.caller(headers) as client:  # which nodes understand
+            answer = client.post("/v1/fleet/activate-node", content=b"x" * 1000)
+        found = FlowerError.from_json(answer.text)
+        assert found is not None
+        assert why in found.message
+        assert not fronted.server.connections
+
+
+def test_who_is_enrolled_meanwhile_passes_at_once(fronted, tmp_path):
+    key = trust.new_key(tmp_path / "late", ssh=True)
+    before = trust.members(fronted.folder)
+    with fronted.caller(signed(key)) as client:
+        assert client.post(FLEET.decode(), content=b"x").status_code == 412
+        member(fronted.folder, 2, key)
+        assert client.post(FLEET.decode(), content=b"x").status_code == 200
+        trust.write_members(fronted.folder, before)
+        assert client.post(FLEET.decode(), content=b"x").status_code == 412
+
+
+def test_a_member_has_no_more_under_way_than_one_message_may_have_and_all_have_a_limit(fronted):
+    process, port = started(fronted.folder, fronted.server.server_address[1], "UNDER_WAY = 3 << 30")
+    other = Fronted(fronted.folder, fronted.server, process, port)
+    fronted.server.connections.clear()
+    with other.connect() as first:
+        first.sendall(other.signed(BIG % (3 << 29)))
+        until(lambda: fronted.server.connections)
+        assert b" 503 " in other.say(BIG % (1 << 30))  # beside the first, that is more than 2 GiB
+        assert other.say(BIG % 2 + b"hi").endswith(b"hi")  # what is small always passes
+        with other.connect() as second:
+            second.sendall(other.signed(BIG % (1 << 31), 1))
+            assert b" 503 " in rest(second)
+        with other.connect() as second:
+            second.sendall(other.signed(BIG % (1 << 30), 1))
+            assert rest(second) == b""  # it may go on
+    until(lambda: other.say(BIG % (1 << 30)) == b"")
+    process.kill()
+    process.wait()
+
+
+def test_one_address_or_member_cannot_take_all_connections(fronted):
+    process, port = started(fronted.folder, fronted.server.server_address[1], "EACH = 3")
+    other = Fronted(fronted.folder, fronted.server, process, port)
+    call = b"POST " + FLEET + HEAD
+    with ExitStack() as stack:
+
+        def known(client: int) -> ssl.SSLSocket:
+            connection = stack.enter_context(other.connect())
+            connection.sendall(other.signed(call, client))
+            return connection
+
+        members = [known(client) for client in (0, 0, 0, 1)]
+        for connection in members:
+            until(lambda connection=connection: connection.recv(65536).endswith(b"hi"))
+        assert b" 503 " in rest(known(0))
+        for _ in range(3):
+            stack.enter_context(other.connect()).sendall(b"P")
+        assert any(ended(stack.enter_context(other.connect()), b"") for _ in range(10))
+        members[3].sendall(other.signed(call, 1))
+        assert rest(members[3]).endswith(b"hi")
+    process.kill()
+    process.wait()
 
 
 def test_what_the_superlink_says_of_a_key_that_it_does_not_know_reaches_the_node(fronted):
@@ -173,7 +302,8 @@ def test_calls_of_one_node_share_a_connection_on_both_sides(fronted):
     fronted.server.connections.clear()
     with fronted.connect() as connection:
         for _ in range(5):
-            connection.sendall(b"POST /v1/fleet/get-run HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nhi")
+            call = b"POST /v1/fleet/get-run HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nhi"
+            connection.sendall(fronted.signed(call))
             while not connection.recv(65536).endswith(b"hi"):
                 pass
     assert len(fronted.server.connections) == 1
@@ -262,7 +392,7 @@ def test_nothing_else_passes(fronted, name):
 
 def test_a_request_within_a_body_stays_a_body_and_one_after_it_is_refused(fronted):
     fronted.server.seen.clear()
-    inner = b"POST " + CONTROL + HEAD
+    inner = (b"POST " + CONTROL + HEAD).replace(b"host: a", b"host: b")
     heard = fronted.say(LINE + b"content-length: %d\r\n\r\n" % len(inner) + inner + inner)
     ((line, headers, digest),) = fronted.server.seen
     assert (line, headers["content-length"]) == (f"POST {FLEET.decode()} HTTP/1.1", str(len(inner)))
@@ -274,7 +404,7 @@ def test_a_request_within_a_body_stays_a_body_and_one_after_it_is_refused(fronte
 def test_a_call_that_breaks_off_never_looks_whole(fronted):
     fronted.server.seen.clear()
     with fronted.connect() as connection:
-        connection.sendall(LINE + b"content-length: 100\r\n\r\nonly this")
+        connection.sendall(fronted.signed(LINE) + b"content-length: 100\r\n\r\nonly this")
     with fronted.client() as client:
         assert client.post(FLEET.decode(), content=b"x").content == b"x"
     whole = hashlib.sha256(b"x").hexdigest()
@@ -315,8 +445,7 @@ def peak(process: int) -> int:
 
 def test_a_superlink_that_is_away_or_is_another_costs_a_node_a_retry(tmp_path):
     for folder in (tmp_path / "here", tmp_path / "other"):
-        folder.mkdir()
-        certificates(folder)
+        federation(folder)
     impostor = Server(tmp_path / "other")  # whose certificate another authority has signed
     for port in (free_ports(1)[0], impostor.server_address[1]):
         process, listens = started(tmp_path / "here", port)
@@ -332,7 +461,7 @@ def test_a_superlink_that_is_away_or_is_another_costs_a_node_a_retry(tmp_path):
 def test_who_is_slow_is_cut_off(fronted):
     process, port = started(fronted.folder, fronted.server.server_address[1], "SECONDS = 0.5")
     slow = Fronted(fronted.folder, fronted.server, process, port)
-    for begin in (b"", LINE, LINE + b"content-length: 1000000\r\n\r\n"):
+    for begin in (b"", LINE, fronted.signed(LINE) + b"content-length: 1000000\r\n\r\n"):
         fronted.server.seen.clear()
         with slow.connect() as connection:
             connection.sendall(begin)
@@ -358,10 +487,11 @@ def test_it_ends_when_it_is_told_to_whoever_is_connected(fronted, told):
     process, port = started(fronted.folder, fronted.server.server_address[1])
     other = Fronted(fronted.folder, fronted.server, process, port)
     with other.connect() as idle, other.connect() as busy:
-        busy.sendall(LINE + b"content-length: 1000000\r\n\r\n")
+        busy.sendall(other.signed(LINE) + b"content-length: 1000000\r\n\r\n")
         process.send_signal(told)
         assert process.wait(10) == 0
         assert rest(idle) == b""
+    assert len((fronted.folder / f"front{port}.log").read_text().splitlines()) == 1  # and no traceback
     assert not psutil.pid_exists(process.pid)
 
 
@@ -373,16 +503,17 @@ def test_it_ends_when_it_is_told_to_whoever_is_connected(fronted, told):
         ({"--key": "nothing.key"}, "are not a certificate, its key and an authority"),
         ({"--ca": "server.key"}, "are not a certificate, its key and an authority"),
         ({"--listen": "taken"}, "cannot be listened on"),
+        ({"--members": "trust"}, "the members in trust cannot be read"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_a_sentence(fronted, change, message):
-    given = {"--certificate": "server.pem", "--key": "server.key", "--ca": "ca.pem"}
+    given = {"--certificate": "server.pem", "--key": "server.key", "--ca": "ca.pem", "--members": "."}
     given |= {"--listen": f"127.0.0.1:{free_ports(1)[0]}", "--to": "127.0.0.1:1"}
     given |= {k: f"127.0.0.1:{fronted.port}" if v == "taken" else v for k, v in change.items()}
     command = [sys.executable, "-m", "fewlabel.front", *(part for pair in given.items() for part in pair)]
     environment = {"PYTHONPATH": str(Path.cwd())}
     done = subprocess.run(command, cwd=fronted.folder, capture_output=True, text=True, timeout=60, env=environment)
-    assert done.returncode == 2
+    assert done.returncode in (2, 4)
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
@@ -391,7 +522,7 @@ def test_what_cannot_be_used_is_said_in_a_sentence(fronted, change, message):
 
 
 def test_the_calls_and_headers_are_those_of_this_flower():
-    from flwr.common.constant import TIMESTAMP_HEADER
+    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
     from flwr.supercore import constant
     from flwr.superlink.routers.fleet.router import router
 
@@ -407,6 +538,7 @@ def test_the_calls_and_headers_are_those_of_this_flower():
         constant.FLWR_COMPONENT_NAME_METADATA_KEY,
     }
     assert {name.encode() for name in named | {"content-type", "accept"}} == front.HEADERS
+    assert (trust.AHEAD, trust.LATE) == (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
     assert constant.VERSION_INCOMPATIBILITY_MESSAGE_METADATA_KEY.encode() in front.ANSWERED
 
 
