@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "runs" / "bench"
-NAMES = ("overhead", "views", "fedavg", "small", "scale", "rscfed", "arithmetic")
+NAMES = ("overhead", "views", "fedavg", "small", "scale", "rscfed", "arithmetic", "flower")
 
 
 def rows(name: str, found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
