@@ -215,7 +215,7 @@ class Checked(Protocol):
 
 
 class TooFewReplies(RunFailed):
-    """A phase had fewer replies than clients.min_replies asks for."""
+    """A phase had fewer replies than clients.min_replies asks for, or none of those who have labels."""
 
 
 class ClientError(RunFailed):

@@ -1,12 +1,9 @@
 """The commands of whoever coordinates a federation: a thin layer over Flower's SuperLink and the front before it."""
 
 import json
-import os
 import shlex
-import subprocess
 import sys
 import time
-import tomllib
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fewlabel import programs, strict, trust
+from fewlabel import programs, strict, submission, superlink, trust
 from fewlabel.data_cli import Form, Format
 from fewlabel.errors import BadInput, RunFailed
 from fewlabel.options import RUNS, Changes, Layout, Out, Resume, Tables, table_of, tell, words
@@ -24,9 +21,8 @@ if TYPE_CHECKING:
     from fewlabel.experiment import Experiment
 
 app = typer.Typer(suggest_commands=False, rich_markup_mode="rich")
-LINK, FRONT, HERE = "superlink", "front", "here"  # the programs, and Flower's name for the connection to them
-
-CONNECTED = {"online": "connected", "offline": "not connected", "registered": "never connected"}  # in Flower's words
+LINK, FRONT = "superlink", "front"  # the programs
+SINCE = {"connected": ", last heard {} ago", "not connected": " for {}"}
 
 Directory = Annotated[Path, Argument(metavar="DIR", hidden=True)]
 Printing = Annotated[bool, Option("--print-command", help="Only show what would be started.")]
@@ -136,21 +132,24 @@ def enrol(folder: Directory, file: Annotated[Path, Argument(metavar="FILE", hidd
     if wish.version != about.version:
         tell(f"'{member.name}' has FewLabel {wish.version}, and the federation {about.version}: it will be refused")
     if programs.holder(folder) is not None:
-        register(folder)
+        superlink.register(folder)
 
 
-def register(folder: Path) -> None:
-    """Tells the SuperLink the keys that it does not know."""
-    there = trust.members(folder)
-    if not there or connection(folder).get("insecure"):
-        return
-    known = {int(node["node-id"]) for node in flwr(folder, "supernode", "list", HERE, "--format", "json")["nodes"]}
-    for member in there:
-        if member.node not in known:
-            public = folder / "flower" / "member.pub"
-            public.write_text(member.key)
-            answer = flwr(folder, "supernode", "register", str(public), HERE, "--format", "json")
-            trust.place_at(folder, member, int(answer["node-id"]))  # at once: a key can be registered only once
+@app.command()
+def remove(folder: Directory, site: Annotated[str, Argument(metavar="SITE", hidden=True)]) -> None:
+    """Remove a site, by its name or number.
+
+    From now on it is refused, in runs under way too. Its key cannot be
+    enrolled again, and its number is free for another site.
+
+    Examples:
+      fewlabel federation remove lungs north
+    """
+    folder = opened(folder)
+    member = trust.remove(folder, site)
+    print(f"client {member.client} is no longer '{member.name}', by the key {trust.fingerprint(member.key)}")
+    if programs.holder(folder) is not None:
+        superlink.register(folder)
 
 
 @app.command()
@@ -175,9 +174,10 @@ def serve(
     folder = opened(folder)
     host, port = trust.host_and_port(listen or trust.read_trust(folder / trust.TRUST).address)
     inner = ("127.0.0.1", programs.free_port()) if not insecure else (host, port)
-    environment, commands = programs.flower_environment(folder / "flower"), link_and_front(folder, host, port, *inner)
-    if insecure:
-        commands = {LINK: insecure_link(folder, *inner)}
+    environment = programs.flower_environment(folder / "flower")
+    commands = {LINK: superlink.command(folder, *inner, insecure)}
+    if not insecure:
+        commands[FRONT] = front(folder, host, port, *inner)
     if printing:
         return print("\n".join(programs.shown(environment, command) for command in commands.values()))
     if insecure:
@@ -187,60 +187,29 @@ def serve(
     ours = programs.Programs(folder, environment)
     with suppress(KeyboardInterrupt), programs.interruptible(), ours.all_ended():
         programs.refuse_taken(host, port)
-        connect(folder, *inner, insecure)
+        superlink.connect(folder, *inner, insecure)
         ours.start(LINK, commands[LINK])
         ours.wait_for(LINK, *inner)
-        register(folder)
+        superlink.register(folder)
         if FRONT in commands:
             ours.start(FRONT, commands[FRONT])
             ours.wait_for(FRONT, "127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
         tell(f"serving at {host}:{port}{' without TLS and keys' * insecure}; Ctrl-C ends it; logs are in {folder}")
         while (gone := ours.ended()) is None:
             time.sleep(0.5)
-        raise RunFailed(f"{gone} has ended: {programs.last_line(ours.log(gone))}; serve again, then resume the run")
+        raise RunFailed(f"{gone} has ended: {ours.verdict(gone)}; serve again, then resume the run")
     return tell("no longer serving")
 
 
-def link_and_front(folder: Path, host: str, port: int, inner_host: str, inner_port: int) -> dict[str, list[str]]:
-    ca, certificate, key = (str(folder / name) for name in ("ca.pem", "server.pem", "server.key"))
-    link = [*superlink(folder, inner_host, inner_port), "--enable-supernode-auth"]
-    link += ["--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key]
+def front(folder: Path, host: str, port: int, inner_host: str, inner_port: int) -> list[str]:
     shown = f"[{host}]" if ":" in host else host
-    front = [
-        sys.executable,
-        "-m",
-        "fewlabel.front",
-        "--listen",
-        f"{shown}:{port}",
-        "--to",
-        f"{inner_host}:{inner_port}",
-    ]
-    return {LINK: link, FRONT: [*front, "--certificate", certificate, "--key", key, "--ca", ca]}
-
-
-def insecure_link(folder: Path, host: str, port: int) -> list[str]:
-    return [*superlink(folder, host, port), "--insecure"]
-
-
-def superlink(folder: Path, host: str, port: int) -> list[str]:
+    certified = {"--certificate": "server.pem", "--key": "server.key", "--ca": "ca.pem"}
     return [
-        str(programs.BIN / "flower-superlink"),
-        *("--host", host, "--port", str(port)),
-        *("--database", str(folder / "link.db")),
-        "--disable-runtime-dependency-installation",
+        *(sys.executable, "-m", "fewlabel.front"),
+        *("--listen", f"{shown}:{port}", "--to", f"{inner_host}:{inner_port}"),
+        *(word for flag, name in certified.items() for word in (flag, str(folder / name))),
+        *("--members", str(folder)),
     ]
-
-
-def connect(folder: Path, host: str, port: int, insecure: bool) -> None:
-    """Tells Flower's commands where the SuperLink is."""
-    how = "insecure = true" if insecure else f"root-certificates = {json.dumps(str(folder / 'ca.pem'))}"
-    (folder / "flower").mkdir(exist_ok=True)
-    trust.put(folder / "flower" / "config.toml", f'[superlink.{HERE}]\naddress = "{host}:{port}"\n{how}\n'.encode())
-
-
-def connection(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = tomllib.loads((folder / "flower" / "config.toml").read_text())["superlink"][HERE]
-    return found
 
 
 @app.command()
@@ -270,9 +239,10 @@ def run(
       fewlabel federation run lungs experiment.toml --data sites
       fewlabel federation run lungs --resume runs/fedavg-seed0
     """
-    from fewlabel.apart import load_terms, prepare
+    from fewlabel.apart import load_terms
     from fewlabel.api import fresh_directory
     from fewlabel.experiment import read
+    from fewlabel.plan import prepare
     from fewlabel.results import Result
 
     folder = opened(folder)
@@ -288,7 +258,7 @@ def run(
         experiment = read(table_of(file), changes or [])
         refuse_unnamed(folder, experiment)
         directory = out or fresh_directory(experiment, RUNS)
-    command = submission(folder, directory.absolute())
+    command = submission.command(folder, directory.absolute())
     if printing:
         return print(programs.shown(programs.flower_environment(folder / "flower"), command))
     if resume is not None and Result(resume).finished:
@@ -300,11 +270,16 @@ def run(
             more |= {"members": None if insecure else str(folder)}
             given = {name: value for name, value in more.items() if value is not None}
             prepare(experiment, directory, load_terms(folder / trust.TRUST), **given)
-        submit(folder, directory, experiment, command)
+        else:
+            tell(submission.going_on(directory, experiment.rounds))
+        submission.follow(folder, directory, experiment.rounds, command)
     from fewlabel.display import show_result
 
-    result = Result(directory)
-    return show_result(result, form, result.report())
+    try:
+        result = Result(directory)
+        return show_result(result, form, result.report())
+    except KeyboardInterrupt:
+        return tell(f"the run is completed; to see it: fewlabel show {shlex.quote(str(directory))}")
 
 
 def refuse_unnamed(folder: Path, experiment: "Experiment") -> None:
@@ -319,93 +294,29 @@ def served(folder: Path, insecure: bool) -> None:
     again = f"fewlabel federation serve {shlex.quote(str(folder))}"
     if programs.holder(folder) is None:
         raise BadInput(f"nobody serves {folder}; start it in another terminal: {again}")
-    if bool(connection(folder).get("insecure")) != insecure:
+    if bool(superlink.connection(folder).get("insecure")) != insecure:
         raise BadInput(f"--insecure is for both or neither of `federation serve` and `federation run`; {again}")
-
-
-def submission(folder: Path, directory: Path) -> list[str]:
-    """Flower's command that submits a run."""
-    from fewlabel.flower import write_app
-
-    app = str(write_app(folder / "flower"))
-    config = f"directory={json.dumps(str(directory))}"
-    return [str(programs.BIN / "flwr"), "run", app, HERE, "--run-config", config, "--format", "json"]
-
-
-def submit(folder: Path, directory: Path, experiment: "Experiment", command: list[str]) -> None:
-    """Has the SuperLink run it, and shows each round as it is written."""
-    from fewlabel.display import Rounds
-    from fewlabel.runs import read_rounds
-
-    number = str(answered(folder, command)["run-id"])
-    (folder / "runs").mkdir(exist_ok=True)
-    (folder / "runs" / number).write_text(str(directory.absolute()))
-    log, stream = directory / "flower.log", [str(programs.BIN / "flwr"), "log", number, HERE, "--stream"]
-    environment, seen = flower(folder), len(read_rounds(directory))
-    tell(f"submitted; it begins when all sites are there, which `fewlabel federation status {folder.name}` shows")
-    with programs.interruptible(), log.open("ab") as told, Rounds(experiment.rounds) as screen:
-        watching = subprocess.Popen(stream, stdout=told, stderr=told, env=environment, start_new_session=True)
-        try:
-            while True:
-                over = watching.poll() is not None
-                for line in read_rounds(directory)[seen:]:
-                    screen.watch(line)
-                    seen = line["round"]
-                if over:
-                    break
-                time.sleep(0.2)
-        except BaseException as error:
-            with suppress(RunFailed):
-                flwr(folder, "stop", number, HERE, "--format", "json")
-            programs.end(folder, using=directory.resolve() / ".lock")  # or it would compute on, for nobody
-            error.add_note(f"to go on: {again(folder, directory)}")
-            raise
-        finally:
-            watching.terminate()
-            watching.wait()
-    if not (directory / "summary.json").exists():
-        raise RunFailed(f"the run has ended: {reason(log)}; to go on: {again(folder, directory)}")
-
-
-def again(folder: Path, directory: Path) -> str:
-    return shlex.join(["fewlabel", "federation", "run", str(folder), "--resume", str(directory)])
-
-
-def reason(log: Path) -> str:
-    """FewLabel's own sentence in what a run said at its end, or the last line."""
-    found = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("fewlabel.")]
-    return found[-1].partition(": ")[2] if found else programs.last_line(log)
-
-
-def flower(folder: Path) -> dict[str, str]:
-    return {**os.environ, **programs.flower_environment(folder / "flower")}
-
-
-def flwr(folder: Path, *arguments: str) -> dict[str, Any]:
-    return answered(folder, [str(programs.BIN / "flwr"), *arguments])
-
-
-def answered(folder: Path, command: list[str]) -> dict[str, Any]:
-    """What one of Flower's commands has to say, as JSON."""
-    done = subprocess.run(command, env=flower(folder), capture_output=True, text=True)
-    with suppress(ValueError):
-        answer: dict[str, Any] = json.loads(done.stdout)
-        if answer.get("success"):
-            return answer
-        raise RunFailed(f"Flower refuses: {answer.get('error-message', done.stdout)}")
-    raise RunFailed(f"Flower failed: {' '.join((done.stderr or done.stdout).split())[-300:]}")
 
 
 @app.command()
 def status(folder: Directory, form: Format = Form.TEXT) -> None:
     """Show who is enrolled, who is connected, and what runs.
 
-    While nobody serves the federation, only who is enrolled is known.
+    A site is
+      enrolled         all that is known while nobody serves;
+      never connected  the server knows its key;
+      connected        and is heard every 20 seconds or so: for longer
+                       than that, it may be cut off;
+      not connected    it left, or was not heard for a minute.
+    A run is pending, starting, running, completed, failed or stopped. It
+    can be resumed unless it is completed.
 
     Examples:
       fewlabel federation status lungs
       fewlabel federation status lungs --format json
     """
+    from fewlabel.display import span
+
     folder = opened(folder)
     told = standing(folder)
     if form == "json":
@@ -413,7 +324,8 @@ def status(folder: Directory, form: Format = Form.TEXT) -> None:
     serving = f"served by process {told['process']}" if told["process"] else "not served"
     print(f"'{told['name']}' at {told['address']}: {serving}")
     for site in told["sites"]:
-        print(f"client {site['client']} '{site['name']}': {site['state']}")
+        since = SINCE.get(site["state"], "").format(span(site.get("seconds", 0)))
+        print(f"client {site['client']} '{site['name']}': {site['state']}{since}")
     for run in told["runs"]:
         print(f"run {run['directory']}: {run['state']}, round {run['round']}")
     return None
@@ -421,37 +333,26 @@ def status(folder: Directory, form: Format = Form.TEXT) -> None:
 
 def standing(folder: Path) -> dict[str, Any]:
     about, process = trust.read_trust(folder / trust.TRUST), programs.holder(folder)
-    nodes: dict[int, str] = {}
+    known: dict[str, superlink.Node] = {}
     states: dict[str, str] = {}
     if process is not None:
-        found = flwr(folder, "supernode", "list", HERE, "--format", "json")["nodes"]
-        nodes = {int(node["node-id"]): node["status"] for node in found}
-        listed = flwr(folder, "list", HERE, "--format", "json")["runs"]
+        known, listed = superlink.nodes(folder), superlink.flwr(folder, "list")["runs"]
         states = {run["run-id"]: run["status"].removeprefix("finished:") for run in listed}
     sites = [
-        {
-            "client": member.client,
-            "name": member.name,
-            "state": CONNECTED.get(nodes.get(member.node or 0, ""), "enrolled"),
-            "key": trust.fingerprint(member.key),
-            "node": member.node,
-        }
+        {"client": member.client, "name": member.name}
+        | (known[member.key].standing() if member.key in known else {"state": "enrolled"})
+        | {"key": trust.fingerprint(member.key), "node": member.node}
         for member in trust.members(folder)
     ]
-    runs = [
-        {"run": path.name, "directory": path.read_text(), "state": states.get(path.name, "over")}
-        | {"round": last_round(Path(path.read_text()))}
-        for path in sorted((folder / "runs").glob("*"), key=lambda path: path.stat().st_mtime)
+    submitted = sorted((folder / "runs").glob("*"), key=lambda path: path.stat().st_mtime)
+    runs = {path.read_text(): path.name for path in submitted}  # of one that was resumed, the last submission
+    listing = [
+        {"run": number, "directory": directory, "round": submission.last_round(Path(directory))}
+        | {"state": "completed" if Path(directory, "summary.json").exists() else states.get(number, "stopped")}
+        for directory, number in runs.items()
     ]
-    return {"name": about.name, "address": about.address, "process": process, "sites": sites, "runs": runs}
-
-
-def last_round(directory: Path) -> str:
-    """The last line of a run, whose directory may be gone."""
-    with suppress(OSError, ValueError):
-        lines = (directory / "rounds.jsonl").read_text().splitlines()
-        return str(json.loads(lines[-1])["round"]) if lines else "0"
-    return "0"
+    told = {"name": about.name, "address": about.address, "process": process}
+    return {**told, "sites": sites, "runs": listing}
 
 
 @app.command()

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fewlabel import apart, flower, runs, tree, trust, wire
-from fewlabel.apart import Introduction, Order, Plan
+from fewlabel import flower, runs, tree, trust, wire
+from fewlabel.apart import Introduction, Order, load_terms
 from fewlabel.data.sites import TERMS
 from fewlabel.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.experiment import Experiment, dumps, load
 from fewlabel.federation import ClientInfo
+from fewlabel.plan import Plan, load_plan, remember, server_world, settle
 from fewlabel.rng import preserved
 from fewlabel.worker import SERVER_ID, Job, Outcome, Weights, Worker
 
@@ -19,6 +20,7 @@ POLL = (0.05, 1.0)  # seconds between two looks for replies: at first, and at mo
 LOOK = 2.0  # seconds between two looks for nodes
 AGAIN = 10.0  # seconds until a node that was refused is asked anew: its site may have been mended
 MAX_IMAGES = 10**8  # that a site may claim to have
+Say = Callable[[str], None]  # to whoever waits
 
 
 class Absent(RunFailed):
@@ -86,21 +88,30 @@ class Fleet:
             raise BadInput(f"client {info.id} was not there, or had other images, when this run began")
         self.admit(node, introduction)
 
-    def gather(self, sites: int) -> dict[int, ClientInfo]:
-        """Waits until so many sites have said who they are, each once, or patience ends.
+    def gather(self, sites: int, say: Say = lambda text: None) -> dict[int, ClientInfo]:
+        """Waits until so many sites have said who they are, each once, or patience ends; says who is not there yet.
 
         One that has come back without a key is there twice until Flower, after a minute, no longer counts the first.
         """
-        end = time.monotonic() + self.plan.patience
+        end, said = time.monotonic() + self.plan.patience, ""
         while True:
             self.look()
             here = [claim.info for node, claim in self.claims.items() if node in self._online]
             found = {info.id: info for info in here}
+            absent = [str(client) for client in range(self.count) if client not in found]
+            names = f"; waiting for client{'s' * (len(absent) > 1)} {', '.join(absent)}" if sites == self.count else ""
+            text = f"{len(found)} of {sites} sites are there{names * (len(found) < sites)}{self.refusals}"
+            if text != said:
+                say(said := text)
             if sites <= len(found) == len(here) or time.monotonic() > end:
                 for client in found:
                     self.node_of(client)  # or it says that there are two
                 return found
             time.sleep(POLL[0])
+
+    @property
+    def refusals(self) -> str:
+        return "".join(f"; node {node} is refused: {text}" for node, text in self.refused.items())
 
     def node_of(self, client: int) -> int:
         nodes = [n for n, introduction in self.claims.items() if introduction.info.id == client and n in self._online]
@@ -188,30 +199,30 @@ def agree(fleet: Fleet, directory: Path, experiment: Experiment) -> None:
     if fleet.plan.terms.mean is not None or fleet.clients is None:
         return
     if not (directory / TERMS).exists():
-        world = apart.server_world(experiment, fleet.plan, fleet.clients)
+        world = server_world(experiment, fleet.plan, fleet.clients)
         executor = GridExecutor(fleet, Worker(directory, world))
         jobs = {client: Job(str(directory), "pixels", client=client) for client in fleet.clients}
         tickets = {client: executor.submit(job, b"", None) for client, job in jobs.items()}
         while not all(map(executor.ready, tickets.values())):
             executor.wait()
         sums = {client: executor.collect(ticket) for client, ticket in tickets.items()}
-        apart.settle(directory, fleet.plan, fleet.clients, sums, world)
-    fleet.plan = replace(fleet.plan, terms=apart.load_terms(directory))
+        settle(directory, fleet.plan, fleet.clients, sums, world)
+    fleet.plan = replace(fleet.plan, terms=load_terms(directory))
     fleet.order = replace(fleet.order, terms=fleet.plan.terms)
 
 
-def serve(grid: Any, directory: Path, watch: runs.Watch | None = None) -> dict[str, Any]:
-    """Runs what `apart.prepare` laid out, or the rest of it, with the sites of a grid; returns its summary."""
-    experiment, plan = load(directory / "experiment.toml"), apart.load_plan(directory)
+def serve(grid: Any, directory: Path, watch: runs.Watch | None = None, say: Say = lambda text: None) -> dict[str, Any]:
+    """Runs what `plan.prepare` laid out, or the rest of it, with the sites of a grid; returns its summary."""
+    experiment, plan = load(directory / "experiment.toml"), load_plan(directory)
     fleet = Fleet(grid, plan, experiment, *([trust.gate(Path(plan.members))] if plan.members else []))
     began = (directory / "clients.json").exists()
-    found = fleet.gather(plan.sites)
+    found = fleet.gather(plan.sites, say)
     if len(found) < plan.sites and not began:
-        why = "".join(f"; node {node} is refused: {text}" for node, text in fleet.refused.items())
-        raise RunFailed(f"{len(found)} of {plan.sites} sites were there after {plan.patience:g} s{why}; start it again")
-    fleet.clients = apart.remember(directory, found)
+        there = f"{len(found)} of {plan.sites} sites were there after {plan.patience:g} s"
+        raise RunFailed(f"{there}{fleet.refusals}; start it again")
+    fleet.clients = remember(directory, found)
     agree(fleet, directory, experiment)
     tested = tuple(sorted({claim.info.id for claim in fleet.claims.values() if claim.test}))
-    world = apart.server_world(experiment, fleet.plan, fleet.clients, tested)
+    world = server_world(experiment, fleet.plan, fleet.clients, tested)
     executor = GridExecutor(fleet, Worker(directory, world))
     return runs.execute(directory, executor=executor, remote=world, watch=watch)

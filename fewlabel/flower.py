@@ -116,7 +116,11 @@ def begin(grid: Grid, context: Context) -> None:
     """Runs what lies in the directory that the run's configuration names."""
     from fewlabel.fleet import serve
 
-    serve(grid, Path(str(context.run_config["directory"])), watch=lambda line: print(json.dumps(line), flush=True))
+    def say(text: str) -> None:
+        print(f"fewlabel: {text}", flush=True)
+
+    directory = Path(str(context.run_config["directory"]))
+    serve(grid, directory, watch=lambda line: print(json.dumps(line), flush=True), say=say)
 
 
 server_app = ServerApp()
@@ -163,6 +167,7 @@ def supernode(arguments: list[str]) -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
+    os._exit(1)  # the SuperLink wants no more of it, and a thread of its own would keep it as it is
 
 
 def hasten() -> None:

@@ -6,6 +6,7 @@ bears the mark of a folder, and nothing else: a number in a file may long be ano
 
 import fcntl
 import os
+import re
 import shlex
 import signal
 import socket
@@ -22,6 +23,8 @@ from fewlabel.errors import BadInput, RunFailed
 
 MARK = "FEWLABEL_PART_OF"
 BIN = Path(sys.executable).parent
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+LEVEL = re.compile(r"^(?=(?:DEBUG|INFO|WARNING|ERROR)\b)", re.M)  # where one of Flower's messages begins
 
 
 def need_flower() -> None:
@@ -51,11 +54,13 @@ class Programs:
     folder: Path  # absolute
     environment: Mapping[str, str]
     started: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    begun: dict[str, int] = field(default_factory=dict)  # bytes that their logs had then
 
     def start(self, name: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
         """Starts a program in a group of its own, so that a Ctrl-C is this program's alone to answer."""
         with self.log(name).open("ab") as log:
             environment = {**os.environ, **self.environment, MARK: str(self.folder)}
+            self.begun[name] = log.tell()
             self.started[name] = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -70,6 +75,14 @@ class Programs:
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
+    def said(self, name: str) -> str:
+        """What one of them has said since it was started."""
+        return read_from(self.log(name), self.begun.get(name, 0))
+
+    def verdict(self, name: str) -> str:
+        """Its last error since then, or the last that it said."""
+        return f"{last_word(self.said(name))} (all of it: {self.log(name)})"
+
     def wait_for(self, name: str, host: str, port: int, patience: float = 120) -> None:
         """Until one of them listens."""
         until = time.monotonic() + patience
@@ -77,7 +90,7 @@ class Programs:
             with suppress(OSError):
                 return socket.create_connection((host, port), 1).close()
             time.sleep(0.1)
-        raise RunFailed(f"{name} does not listen at {host}:{port}: {last_line(self.log(name))}")
+        raise RunFailed(f"{name} does not listen at {host}:{port}: {self.verdict(name)}")
 
     def ended(self) -> str | None:
         """The first that is not there any more."""
@@ -207,11 +220,21 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def last_line(log: Path) -> str:
-    """The last that a program said, short enough for a sentence."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    last = "".join(letter for letter in (lines[-1] if lines else "it said nothing") if letter.isprintable())
-    return f"{last[:300]} (all of it: {log})"
+def read_from(log: Path, start: int) -> str:
+    """What was written to a log behind so many bytes, as plain text."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(start)
+        return COLOUR.sub("", file.read().decode(errors="replace"))
+
+
+def last_word(text: str) -> str:
+    """The last error in what a program said, or else its last line, short enough for a sentence."""
+    errors = [part for part in LEVEL.split(text) if part.startswith("ERROR")]
+    last = errors[-1].partition("\n\n")[0] if errors else text.strip().rpartition("\n")[2]
+    words = " ".join("".join(letter if letter.isprintable() else " " for letter in last).split())
+    return words.removeprefix("ERROR").lstrip(" :")[:300] or "it said nothing"
 
 
 def shown(environment: Mapping[str, str], command: Sequence[str]) -> str:

@@ -331,10 +331,11 @@ def spent(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
         "seconds_evaluate",
         "asked",
         "replies",
-        "images_labeled",
-        "images_unlabeled",
     )
     total = {key: sum(line.get(key, 0) for line in rounds) for key in costs}
+    for key in ("images_labeled", "images_unlabeled"):  # which sites elsewhere do not tell
+        if all(key in line for line in rounds):
+            total[key] = sum(line[key] for line in rounds)
     return total | {"bytes_of_fedavg": (total["bytes_up"] + total["bytes_down"]) / max(1, total["model_bytes"])}
 
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -209,7 +209,8 @@ class Simulation:
     def take_round(self) -> dict[str, Any]:
         """What the round cost and showed, for its line; counting starts anew."""
         seen, self.seen = self.seen, Round()
-        return seen.line()
+        hidden = ("images_labeled", "images_unlabeled") if self.forgives else ()  # sites elsewhere do not tell
+        return {name: value for name, value in seen.line().items() if name not in hidden}
 
     def evaluate(self, weights: Tree) -> dict[str, int]:
         """Has a model measured beside whatever comes next: a ticket for each split, and each site that tests."""
@@ -267,6 +268,7 @@ class Simulation:
 
     def _replies(self, task: Task, jobs: Iterable[tuple[ClientInfo, Any]]) -> Iterator[Reply[Any]]:
         counts = {"asked": 0, "replies": 0}
+        lost, well = dict[ClientInfo, str](), list[ClientInfo]()
 
         def entries() -> Iterator[Entry]:
             for number, (client, message) in enumerate(jobs):
@@ -279,15 +281,22 @@ class Simulation:
                     yield Entry(number, client, self._job("client", task.name, client.id, call), data)
 
         for entry, outcome in self._timed(self._stream(entries())):
-            if outcome.payload is None or entry.client is None:
+            assert entry.client is not None
+            client = self.world.info(entry.client.id, self.round)  # the one asked may be of an earlier round
+            if outcome.failure:
+                lost[client] = outcome.failure
+                continue
+            if outcome.payload is None:
+                well.append(client)
                 continue
             self.seen.up += len(outcome.payload)
-            client = self.world.info(entry.client.id, self.round)  # the one asked may be of an earlier round
             try:
                 upload = accept(task, client, self.round, outcome.payload, self._leaving)
             except ClientError as error:
                 self._forgive(error)
+                lost[client] = str(error)
                 continue
+            well.append(client)
             counts["replies"] += 1
             yield Reply(entry.number, client, upload)
         self.seen.asked += counts["asked"]
@@ -298,6 +307,16 @@ class Simulation:
                 f"round {self.round} had {counts['replies']} replies to '{task.name}' and needs {needed} "
                 "(clients.min_replies)"
             )
+        self._check_labels(task, lost, well)
+
+    def _check_labels(self, task: Task, lost: Mapping[ClientInfo, str], well: Sequence[ClientInfo]) -> None:
+        """Without those who have labels, or without anybody, further rounds would be for nothing."""
+        labels = any(client.num_labeled for client in lost)
+        if lost and not any(client.num_labeled or not labels for client in well):
+            client, why = max(lost.items(), key=lambda one: one[0].num_labeled)
+            who = "site with labels" if labels else "site"
+            asked = f"round {self.round} had no {who} that replied to '{task.name}'"
+            raise TooFewReplies(f"{asked} (client {client.id}: {why}); have one join, then resume")
 
     def _stream(self, entries: Iterator[Entry]) -> Iterator[tuple[Entry, Outcome]]:
         """Outcomes in job order, a small window of jobs under way, and one job at a time for each client."""

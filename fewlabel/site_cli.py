@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +31,10 @@ app = typer.Typer(suggest_commands=False, rich_markup_mode="rich")
 FILE, ENROLMENT, RESIDENT, NODE = "site.toml", "enrolment.json", "resident", "supernode"
 LEAST = 10**9  # bytes on the disk for what methods keep between rounds
 LONGEST = 100  # bytes of a socket's path
-RESTARTS = 3  # of a resident within a minute
+RESTARTS = 3  # of its programs within a minute
+CONNECTED, REFUSED = "SuperNode ID: ", "[code: 2004]"  # what Flower's node says once it is, or if it cannot be now
+PATIENCE = 90.0  # seconds to be let in: Flower counts a site that was cut off as connected for one minute
+PAUSE = 10.0  # seconds until the next attempt
 
 Directory = Annotated[Path, Argument(metavar="[DIR]", hidden=True)]
 
@@ -249,7 +253,7 @@ def join(
     insecure: Annotated[bool, Option("--insecure", help="Without TLS and without a key: to try things out.")] = False,
     printing: Annotated[bool, Option("--print-command", help="Only show what would be started.")] = False,
 ) -> None:
-    """Take part, until Ctrl-C.
+    """Take part, until Ctrl-C or `fewlabel site leave`.
 
     First it says what will leave this site, and asks whether to go on.
 
@@ -311,20 +315,37 @@ def node_command(folder: Path, site: Site, insecure: bool) -> list[str]:
 
 
 def live(ours: programs.Programs, commands: Mapping[str, list[str]], who: str) -> None:
-    """Runs both programs; a resident that dies is started again."""
-    begin(ours, commands[RESIDENT])
-    ours.start(NODE, commands[NODE])
+    """Runs both programs; one that dies is started again."""
+    start = {RESIDENT: begin, NODE: connect}
+    for name in start:
+        start[name](ours, commands[name])
     tell(f"joined as {who}; Ctrl-C leaves; logs are in {ours.folder}")
     deaths: list[float] = []
-    while (gone := ours.ended()) != NODE:
-        if gone == RESIDENT:
+    while True:
+        if (gone := ours.ended()) is not None:
             deaths = [when for when in deaths if time.monotonic() - when < 60] + [time.monotonic()]
             if len(deaths) > RESTARTS:
-                raise RunFailed(f"the resident dies again and again: {programs.last_line(ours.log(RESIDENT))}")
-            tell(f"the resident has died and is started again: {programs.last_line(ours.log(RESIDENT))}")
-            begin(ours, commands[RESIDENT])
+                raise RunFailed(f"the {gone} dies again and again: {ours.verdict(gone)}")
+            tell(f"the {gone} has died and is started again: {ours.verdict(gone)}")
+            start[gone](ours, commands[gone])
         time.sleep(0.2)
-    raise RunFailed(f"Flower's node has ended: {programs.last_line(ours.log(NODE))}")
+
+
+def connect(ours: programs.Programs, command: list[str]) -> None:
+    """Starts Flower's node, again where it is still counted as connected from before, until it is connected."""
+    until, once = time.monotonic() + PATIENCE, cache(tell)
+    while True:
+        node, began = ours.start(NODE, command), time.monotonic()
+        while node.poll() is None:
+            if CONNECTED in ours.said(NODE):
+                return
+            if time.monotonic() - began > PAUSE:
+                once("waiting for the server to answer; Ctrl-C gives up")
+            time.sleep(0.1)
+        if REFUSED not in ours.said(NODE) or time.monotonic() > until:
+            raise RunFailed(f"the server does not let this site in: {ours.verdict(NODE)}")
+        once(f"the server counts this site as connected still, and this tries again for {PATIENCE:.0f} s")
+        time.sleep(PAUSE)
 
 
 def begin(ours: programs.Programs, command: list[str]) -> None:
@@ -334,8 +355,23 @@ def begin(ours: programs.Programs, command: list[str]) -> None:
     resident = ours.start(RESIDENT, command)
     while not path.exists():
         if resident.poll() is not None:
-            raise RunFailed(f"the resident does not start: {programs.last_line(ours.log(RESIDENT))}")
+            raise RunFailed(f"the resident does not start: {ours.verdict(RESIDENT)}")
         time.sleep(0.1)
+
+
+@app.command()
+def leave(folder: Directory = Path("site")) -> None:
+    """End `fewlabel site join`, from another terminal.
+
+    What the site is doing for a round is lost; it may join again.
+
+    Examples:
+      fewlabel site leave
+      fewlabel site leave north
+    """
+    folder = folder.resolve()
+    read_site(folder)  # or it says that there is none
+    tell(f"{folder} has left the federation" if programs.stop(folder) else f"{folder} has not joined")
 
 
 @app.command(hidden=True)

@@ -127,7 +127,7 @@ class Processes(programs.Programs):
         began = time.monotonic()
         while not condition():
             if time.monotonic() - began > seconds:
-                told = {name: programs.last_line(self.log(name)) for name in self.started}
+                told = {name: self.verdict(name) for name in self.started}
                 raise TimeoutError(f"it did not come true in {seconds} s: {told}")
             time.sleep(0.05)
         return time.monotonic() - began

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fewlabel import apart, checkpoint, evaluate, tree, wire
+from fewlabel import apart, checkpoint, evaluate, plan, tree, wire
 from fewlabel.consent import consent
 from fewlabel.data.sites import Pixels, Terms, moments
 from fewlabel.errors import BadInput, RunFailed
@@ -209,7 +209,7 @@ def sites(flower, tmp_path):
 def test_mean_and_std_that_terms_leave_open_are_those_of_the_simulator_and_asked_for_once(flower, sites, tmp_path):
     whole, data = sites
     terms = replace(apart.load_terms(data), mean=None, std=None)
-    run = apart.prepare(whole, tmp_path / "run", terms, data=str(data))
+    run = plan.prepare(whole, tmp_path / "run", terms, data=str(data))
     first = Heard(lambda order, reply: flower.reply_with(reply, failed="OSError") if order.round == 2 else reply)
     with pytest.raises(TooFewReplies):
         flower.serve(flower.room(data, tmp_path / "state", meddle=first), run)
@@ -225,7 +225,7 @@ def test_mean_and_std_that_terms_leave_open_are_those_of_the_simulator_and_asked
 
 def test_a_site_that_gives_no_sums_is_named(flower, sites, tmp_path):
     whole, data = sites
-    run = apart.prepare(whole, tmp_path / "run", replace(apart.load_terms(data), mean=None, std=None), data=str(data))
+    run = plan.prepare(whole, tmp_path / "run", replace(apart.load_terms(data), mean=None, std=None), data=str(data))
     false = wire.pack(Pixels(1, (1,), (1,)))
 
     def meddle(order, reply):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
-from fewlabel import programs, trust
+from fewlabel import programs, submission, superlink, trust
 from fewlabel.errors import BadInput, RunFailed
 from fewlabel.experiment import load
 from fewlabel.fleet import serve
@@ -24,7 +25,7 @@ from tests.test_flower import experiment, federate, lines, room, simulated, spli
 from tests.test_trust import admit, enrolled
 
 fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
-COMMANDS = ["init", "enrol", "serve", "run", "status", "stop"]
+COMMANDS = ["init", "enrol", "remove", "serve", "run", "status", "stop"]
 TERMS = {"classes": ["cat", "dog"], "channels": 1, "image_size": 16, "mean": [0.5], "std": [0.25]}
 FLAGS = ["--classes", "cat,dog", "--image-size", "16", "--mean", "0.5", "--std", "0.25"]
 INIT = ["federation", "init", "lungs", "--address", "10.0.0.5:9443"]
@@ -77,6 +78,7 @@ def test_a_federation_has_terms_from_a_file_or_from_flags(fewlabel: Command, tmp
         (["federation", "serve", "x"], "x holds no federation; `fewlabel federation init` makes one"),
         (["federation", "status", "x"], "x holds no federation"),
         (["federation", "enrol", "x", "y"], "x holds no federation"),
+        (["federation", "remove", "x", "y"], "x holds no federation"),
     ],
 )
 def test_mistakes_are_one_sentence(words: list[str], sentence: str, fewlabel: Command, tmp_path: Path) -> None:
@@ -112,6 +114,85 @@ def test_a_site_is_enrolled_once_and_shown(lungs: Path, fewlabel: Command, tmp_p
     assert [(site["client"], site["key"]) for site in whole["sites"]] == [(2, key)]
 
 
+def test_a_removed_site_is_no_member_and_its_key_never_again_one(
+    lungs: Path, fewlabel: Command, tmp_path: Path
+) -> None:
+    first, second = enrolled(lungs, tmp_path / "a", 2, "north"), enrolled(lungs, tmp_path / "b", 2, "north")
+    assert fewlabel("federation", "enrol", "lungs", first).code == 0
+    wrong = fewlabel("federation", "remove", "lungs", "south")
+    assert (wrong.code, wrong.err) == (2, "fewlabel: 'south' is no member: there is 2 'north'\n")
+    gone = fewlabel("federation", "remove", "lungs", "north")
+    key = trust.fingerprint(json.loads(first.read_text())["key"])
+    assert (gone.code, gone.out) == (0, f"client 2 is no longer 'north', by the key {key}\n")
+    assert trust.members(lungs) == ()
+    with pytest.raises(BadInput, match="its key is not enrolled"):
+        trust.Roll(lungs).signer(b"", b"", b"")
+    again = fewlabel("federation", "enrol", "lungs", first)
+    assert again.code == 2
+    assert "'north' was removed with this key; a new `fewlabel site init` makes another one" in again.err
+    assert fewlabel("federation", "enrol", "lungs", second).code == 0  # its place is free, for another key
+    assert fewlabel("federation", "remove", "lungs", "2").code == 0
+    assert [member.nonce for member in trust.removed(lungs)] == [
+        json.loads(path.read_text())["nonce"] for path in (first, second)
+    ]
+
+
+def test_a_site_is_connected_as_long_as_flower_counts_on_it() -> None:
+    """A node that must be heard every 30 s is counted as connected for 60 s since it was."""
+    now = time.time()
+    assert superlink.Node(1, "online", now + 45, 30.0).standing() == {
+        "state": "connected", "seconds": pytest.approx(15, abs=1),
+    }  # fmt: skip
+    for status in ("online", "offline"):
+        found = superlink.Node(1, status, now - 20, 30.0).standing()
+        assert found == {"state": "not connected", "seconds": pytest.approx(20, abs=1)}
+    assert superlink.Node(1, "registered", 0.0, 30.0).standing() == {"state": "never connected"}
+
+
+# A run that is followed
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "lines", "sentence"),
+    [
+        (0, 0, "run begins with round 1"),
+        (0, 1, "run begins with round 1; computed anew: round 1"),
+        (0, 3, "run begins with round 1; computed anew: rounds 1 to 3"),
+        (4, 4, "run goes on after round 4 of 9, its last checkpoint"),
+        (4, 5, "run goes on after round 4 of 9, its last checkpoint; computed anew: round 5"),
+        (4, 6, "run goes on after round 4 of 9, its last checkpoint; computed anew: rounds 5 to 6"),
+    ],
+)
+def test_a_resumed_run_says_where_it_goes_on(checkpoint: int, lines: int, sentence: str, tmp_path: Path) -> None:
+    run = Path("run")
+    (run / "checkpoint").mkdir(parents=True)
+    if checkpoint:
+        (run / "checkpoint" / f"round-{checkpoint:06d}-0123456789abcdef.safetensors").touch()
+    (run / "rounds.jsonl").write_text("".join(f'{{"round": {n + 1}}}\n' for n in range(lines)))
+    assert submission.going_on(run, 9) == sentence
+
+
+def test_who_gives_no_reply_is_told_once_until_that_changes(lungs: Path, tmp_path: Path) -> None:
+    admit(lungs, enrolled(lungs, tmp_path / "a", 2, "north"))
+    missing = submission.Missing(lungs)
+
+    def news(number: int, replies: int, *whys: str) -> list[str]:
+        failures = [f"client {why[0]} failed in 'local_update' of round {number}: {why[2:]}" for why in whys]
+        return list(missing.news({"round": number, "asked": 3, "replies": replies, "failures": failures}))
+
+    away = "it is not connected"
+    assert news(1, 3) == []
+    assert news(2, 2, f"2 {away}") == [f"client 2 'north' gave no reply in round 2: {away}"]
+    assert news(3, 2, f"2 {away}") == []
+    assert news(4, 1, f"2 {away}", "0 it refused: no") == ["client 0 gave no reply in round 4: it refused: no"]
+    assert news(5, 2, "2 it was silent for 9 s") == ["client 2 'north' gave no reply in round 5: it was silent for 9 s"]
+    assert news(6, 3) == ["all sites replied in round 6"]
+    assert news(7, 3) == []
+    sites = {"failures": [f"client 2: {away}"]}
+    told = list(missing.news({"round": 8, "asked": 3, "replies": 3, "sites": sites}))
+    assert told == [f"client 2 'north' gave no reply in round 8: {away}"]
+
+
 def test_commands_are_shown_with_tls_and_keys_unless_told_otherwise(lungs: Path, fewlabel: Command) -> None:
     link, front = fewlabel("federation", "serve", "lungs", "--print-command").out.splitlines()
     assert "--enable-supernode-auth" in link
@@ -125,6 +206,7 @@ def test_commands_are_shown_with_tls_and_keys_unless_told_otherwise(lungs: Path,
     (open_link,) = fewlabel("federation", "serve", "lungs", "--insecure", "--print-command").out.splitlines()
     assert "--host 10.0.0.5 --port 9443" in open_link
     assert open_link.endswith("--insecure")
+    assert "--enable-supernode-auth" not in open_link
     assert not list(lungs.glob("*.log"))
 
 
@@ -192,6 +274,28 @@ def test_whatever_a_program_starts_ends_with_it_and_nothing_else_does(tmp_path: 
     finally:
         other.kill()
         other.wait()
+
+
+ENDED = """\
+\x1b[92mINFO \x1b[0m:      Starting Flower SuperNode
+INFO:     Uvicorn running on http://127.0.0.1:35779 (Press CTRL+C to quit)
+\x1b[91mERROR \x1b[0m:     Exit Code: 305
+Failed to initialize the connection to the SuperLink.
+[code: 2004] Failed to activate SuperNode.
+
+For more information, visit: <https://flower.ai/305.html>
+INFO:     Finished server process [1614]
+"""
+
+
+def test_what_a_program_said_last_is_its_error_since_it_was_started(tmp_path: Path) -> None:
+    ours = programs.Programs(tmp_path, {})
+    assert ours.said("node") == ""
+    for code, word in ((f"print({ENDED!r})", "Exit Code: 305 Failed to initialize the connection to the SuperLink. "
+                        "[code: 2004] Failed to activate SuperNode."),
+                       ("print('a'); print('b\\x1b[0m')", "b"), ("", "it said nothing")):  # fmt: skip
+        ours.start("node", [sys.executable, "-c", code]).wait()
+        assert ours.verdict("node") == f"{word} (all of it: {tmp_path}/node.log)"
 
 
 def until(true, seconds: float = 240) -> None:
@@ -289,3 +393,74 @@ def test_three_sites(tmp_path: Path) -> None:
     simulated(load(tmp_path / "run" / "experiment.toml"), tmp_path / "simulated")
     assert lines(tmp_path / "run") == lines(tmp_path / "simulated")
     assert weights(tmp_path / "run") == weights(tmp_path / "simulated")
+
+
+@pytest.mark.slow
+def test_sites_come_and_go(tmp_path: Path) -> None:
+    """One site with labels, one without: cut off, back, away in mid-run, back, and removed; each of it is told."""
+    (tmp_path / "e.toml").write_text(
+        'method = "labels-only"\nrounds = 8\nseed = 5\nmodel = "tests.nets:tiny"\n'
+        '[data]\nname = "digits"\nimage_size = 16\n[clients]\ncount = 2\nalpha = 2.0\n'
+    )
+    session, fed = Session(tmp_path), tmp_path / "fed"
+    (port,) = free_ports(1)
+    session.run("data split e.toml --to sites")
+    session.run(f"federation init fed --address 127.0.0.1:{port} --terms sites/terms.json --methods labels-only")
+    for n in range(2):
+        who = f"--name s{n} --client {n} --data sites/client-{n}"
+        session.run(f"site init site-{n} --trust fed/trust {who} --modules tests.nets")
+    session.run("federation enrol fed site-0/enrolment.json")
+    joined = "joined as client {} of 'fed'"
+    try:
+        session.begin("serve", "federation serve fed", "serving at")
+        session.begin("stranger", "site join site-1 --yes", "its key is not enrolled")
+        assert session.left.pop("stranger").wait(60) == 3
+        assert "joined" not in session.said("stranger")
+
+        before = trust.members(fed)  # as a kill leaves it after the registration of a key
+        trust.write_members(fed, tuple(replace(member, node=None) for member in before))
+        session.run("federation enrol fed site-1/enrolment.json")
+        assert trust.members(fed)[0] == before[0]
+
+        for n in range(2):
+            session.begin(f"join{n}", f"site join site-{n} --yes", joined.format(n))
+        for process in (session.left["join0"].pid, *programs.marked(tmp_path / "site-0")):
+            os.kill(process, 9)
+        session.left.pop("join0").wait(60)
+        session.begin("join0", "site join site-0 --yes", "counts this site as connected still")
+        assert "joined" not in session.said("join0")
+        session.until_said("join0", joined.format(0))
+
+        session.begin("run", "federation run fed e.toml --data sites --out run", "round 2/8")
+        assert "has left the federation" in session.run("site leave site-0")
+        assert session.left.pop("join0").wait(60) == 0
+        assert session.left.pop("run").wait(240) == 3
+        assert "2 of 2 sites are there" in session.said("run")
+        assert "had no site with labels that replied to 'local_update' (client 0: " in session.said("run")
+        done = submission.checkpointed(tmp_path / "run")
+        status = session.run("federation status fed")
+        assert "client 0 's0': not connected for " in status
+        assert "client 1 's1': connected, last heard " in status
+
+        session.begin("join0", "site join site-0 --yes", joined.format(0))
+        session.begin("resumed", "federation run fed --resume run", "round 8/8")
+        session.left["resumed"].send_signal(2)  # when there is nothing left to interrupt
+        assert session.left.pop("resumed").wait(60) == 0
+        told = session.said("resumed")
+        assert f"goes on after round {done} of 8" in told
+        assert re.findall(r"^round (\d)/8", session.said("run") + told, re.M) == [str(n) for n in range(1, 9)]
+        (run,) = json.loads(session.run("federation status fed --format json"))["runs"]
+        assert (run["state"], run["round"]) == ("completed", "8")
+
+        session.run("federation remove fed s0")
+        assert session.left.pop("join0").wait(120) == 3
+        assert "its key is not enrolled" in session.said("join0")
+        assert "was removed with this key" in session.run("federation enrol fed site-0/enrolment.json", 2)
+        assert [node.status for node in superlink.nodes(fed).values()] == ["unregistered", "online"]
+        session.run("federation stop fed")
+        assert session.left.pop("serve").wait(60) == 0
+    finally:
+        session.end()
+    assert [programs.marked(tmp_path / name) for name in ("fed", "site-0", "site-1")] == [[]] * 3
+    assert "Traceback" not in (fed / "front.log").read_text()
+    assert "images trained on" not in session.run("show run")

@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fewlabel import apart, tree, trust, wire
+from fewlabel.comparison import Comparison
 from fewlabel.data import partition, sites
 from fewlabel.errors import BadInput, RunFailed
 from fewlabel.experiment import Experiment, dumps, read
@@ -28,6 +29,8 @@ from fewlabel.federation import ClientInfo, Model, TooFewReplies, tasks, train
 from fewlabel.fleet import Absent, serve
 from fewlabel.flower import RECORD, client_app
 from fewlabel.methods import fedavg as fedavg_module
+from fewlabel.plan import prepare
+from fewlabel.results import Result, Row
 from fewlabel.rng import Rng
 from fewlabel.runs import execute, read_rounds
 from fewlabel.runs import prepare as prepare_simulation
@@ -116,7 +119,7 @@ def room(data: Path, state: Path, **more) -> Room:
 
 
 def federate(experiment: Experiment, data: Path, directory: Path, **plan) -> Path:
-    return apart.prepare(experiment, directory, apart.load_terms(data), data=str(data), **plan)
+    return prepare(experiment, directory, apart.load_terms(data), data=str(data), **plan)
 
 
 def simulated(experiment: Experiment, directory: Path) -> Path:
@@ -308,6 +311,57 @@ def test_too_few_replies_end_the_run_after_a_checkpoint_and_it_resumes_to_the_bi
     serve(room(data, tmp_path / "state"), run)
     assert weights(run) == weights(simulated(strict, tmp_path / "simulated"))
     assert lines(run) == lines(tmp_path / "simulated")
+
+
+LABELS = {
+    "some": (["method=fed-consist", "labels.clients=2"], {0, 1}, "with labels "),
+    "server": (["method=fedmatch", "labels.at=server", "labels.per_class=4"], {0, 1, 2, 3}, ""),
+}
+
+
+@pytest.mark.parametrize("where", LABELS)
+def test_a_round_without_any_site_that_has_labels_ends_the_run_and_it_resumes(where, tmp_path):
+    """While one of them replies it goes on; where none has labels, while any does."""
+    changes, needed, who = LABELS[where]
+    whole = experiment(*changes)
+    data = split(whole, tmp_path / "sites")
+    run = federate(whole, data, tmp_path / "run")
+    away = {2: needed - {1}, 3: needed}
+
+    def meddle(order, reply):
+        gone = order.kind == "client" and order.client in away.get(order.round, ())
+        return reply_with(reply, failed="OSError") if gone else reply
+
+    why = rf"round 3 had no site {who}that replied to '\w+' \(client \d: its task failed: OSError\); have one join"
+    with pytest.raises(TooFewReplies, match=why):
+        serve(room(data, tmp_path / "state", meddle=meddle), run)
+    assert [line["replies"] for line in read_rounds(run)] == [4, 5 - len(needed)]
+    serve(room(data, tmp_path / "state"), run)
+    assert [line["replies"] for line in read_rounds(run)] == [4, 5 - len(needed), 4]
+
+
+def test_whoever_waits_is_told_which_sites_are_there(fedavg, tmp_path):
+    whole, data = fedavg
+    here, said = room(data, tmp_path / "state"), []
+    here.configs[7003] = here.configs[7003] | {"methods": "fedirm"}
+    with pytest.raises(RunFailed, match=r"3 of 4 sites were there after 0\.5 s; node 7003 is refused"):
+        serve(here, federate(whole, data, tmp_path / "run", patience=0.5), say=said.append)
+    assert said == [
+        "3 of 4 sites are there; waiting for client 3; node 7003 is refused: it refused: this site takes part in "
+        "fedirm, and fedavg sends something else"
+    ]
+
+
+def test_what_sites_do_not_tell_is_not_shown_as_nothing(fedavg, tmp_path):
+    whole, data = fedavg
+    serve(room(data, tmp_path / "state"), federate(whole, data, tmp_path / "run"))
+    found, known = Result(tmp_path / "run"), Result(simulated(whole, tmp_path / "simulated"))
+    assert "images trained on" not in str(found)
+    assert "images trained on" in str(known)
+    assert found.spent().keys() == known.spent().keys() - {"images_labeled", "images_unlabeled"}
+    assert found.summary.keys() == known.summary.keys() - {"images_labeled", "images_unlabeled"}
+    assert "images, thousands" not in str(Comparison([found]))
+    assert Row("both", (found, known)).spent.keys() == found.spent().keys()
 
 
 def test_a_site_may_go_and_come_back_as_another_node(fedavg, tmp_path, monkeypatch):

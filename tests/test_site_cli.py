@@ -19,7 +19,7 @@ from tests.test_federation_cli import FLAGS
 from tests.test_flower import grey
 
 fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
-COMMANDS = ["init", "check", "join"]
+COMMANDS = ["init", "check", "join", "leave"]
 INIT = ["site", "init", "--trust", "lungs/trust", "--name", "north", "--client", "2", "--data", "images"]
 
 
@@ -89,6 +89,7 @@ def test_where_nobody_can_be_asked_the_missing_option_is_named(missing: str, ima
         ([*INIT[:2], "x" * 100, *INIT[2:]], "is too long a path for a socket"),
         (["site", "check"], "holds no site; `fewlabel site init` sets one up"),
         (["site", "join"], "holds no site; `fewlabel site init` sets one up"),
+        (["site", "leave"], "holds no site; `fewlabel site init` sets one up"),
     ],
 )
 def test_mistakes_are_one_sentence(
