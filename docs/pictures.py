@@ -119,20 +119,21 @@ def fedmatch() -> Picture:
 
 
 def architecture() -> Picture:
-    p = Picture(660, 300)
-    p.box(20, 20, 180, 64, "method", "what the paper says:", "round, local_update", fill=SERVER)
-    p.box(240, 20, 180, 64, "learn, tree", "losses, teachers,", "means of weights")
-    p.box(20, 120, 400, 44, "federation: sample, run, map, log", fill=SERVER)
-    p.arrow(110, 84, 110, 120).arrow(200, 52, 240, 52)
-    p.box(20, 200, 180, 64, "simulate", "this process, or", "many workers")
-    p.box(240, 200, 180, 64, "flower", "between hospitals")
-    p.arrow(110, 164, 110, 200).arrow(330, 164, 330, 200)
-    p.box(490, 100, 160, 84, "site", "images, scratch network,", "private state,", "random numbers", fill=UNLABELED)
-    p.box(490, 212, 160, 44, "data, views, models")
-    p.arrow(420, 225, 490, 175).arrow(570, 184, 570, 212)
-    p.text(445, 130, "wire")
-    p.parts.append('<path d="M110,264 V286 H460 V140 H488" fill="none" stroke="#333" marker-end="url(#tip)"/>')
-    return p
+    p = Picture(660, 440)
+    p.box(20, 20, 300, 64, "method", "what the paper says:", "round, local_update", fill=SERVER)
+    p.box(380, 20, 260, 64, "learn, tree", "losses, teachers,", "means of weights")
+    p.box(20, 114, 300, 44, "federation", "sample, run, map, log", fill=SERVER)
+    p.box(20, 188, 620, 44, "simulate", "the server's part, the same for all", fill=SERVER)
+    p.arrow(320, 52, 380, 52).arrow(170, 84, 170, 114).arrow(170, 158, 170, 188)
+    p.box(20, 262, 190, 64, "pool", "on this machine: one", "process, or many")
+    p.box(235, 262, 190, 64, "cluster", "Flower's engine on Ray:", "--backend flower-ray")
+    p.box(450, 262, 190, 64, "fleet", "sites on other machines,", "over Flower")
+    p.arrow(115, 232, 115, 262).arrow(330, 232, 330, 262).arrow(545, 232, 545, 262)
+    words = "images, scratch network,", "private state, random numbers"
+    p.box(190, 366, 280, 60, "site", *words, fill=UNLABELED)
+    p.box(510, 374, 130, 44, "data, models", "views, networks")
+    p.arrow(150, 326, 220, 366).arrow(330, 326, 330, 366).arrow(510, 326, 440, 366).arrow(470, 396, 510, 396)
+    return p.text(96, 354, "by the wire alone")
 
 
 PICTURES = (rscfed, fedirm, cbafed, isofed, fedmatch, architecture)

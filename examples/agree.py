@@ -1,4 +1,6 @@
-"""Agree: an unlabeled image is trained on where the model is sure of it, and says the same of a strong view."""
+"""Agree: an unlabeled image is trained on where the model is sure of it, and says the same of a strong view.
+
+What leaves a site: its weights, which can betray training images, and how many it trained on; sums alone would do."""
 
 from dataclasses import dataclass
 
@@ -43,8 +45,6 @@ class Agree:
             images = site.unlabeled.with_labels(index, label[index])
         if not images:
             return None
-        steps = optimizer(model, self.local)
-        for _ in range(self.local.epochs):
-            batches = images.batches("weak", self.local.batch_size)
-            fit(model, steps, batches, lambda b: cross_entropy(model(b[0]), b[1]), self.local.clip)
+        batches = (b for _ in range(self.local.epochs) for b in images.batches("weak", self.local.batch_size))
+        fit(model, optimizer(model, self.local), batches, lambda b: cross_entropy(model(b[0]), b[1]), self.local.clip)
         return Update(site.weights(), len(images))

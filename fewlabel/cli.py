@@ -96,7 +96,7 @@ def verdict(error: BaseException) -> tuple[str, int]:
             return str(error), error.exit_code
         case KeyboardInterrupt():
             return "interrupted", 130
-        case BrokenPipeError():
+        case BrokenPipeError() | SystemExit():  # which rich makes of it
             return "", 128 + signal.SIGPIPE  # the reader has seen enough
         case OSError():
             return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error), 4

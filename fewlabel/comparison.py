@@ -145,15 +145,17 @@ COLUMNS = (
     metric("clients' own models: accuracy", lambda row: row.outside["local_accuracy"], ranked=False),
     metric("pseudo-labels: precision", lambda row: row.outside["pseudo_label_precision"], ranked=False),
     metric("pseudo-labels: coverage", lambda row: row.outside["pseudo_label_coverage"], ranked=False),
-    Column("images, thousands", lambda _, row: f"{thousands(row, 'labeled')} + {thousands(row, 'unlabeled')}"),
+    Column("images, thousands", lambda _, row: trained(row)),
     Column("sent, MB (of FedAvg)", lambda _, row: sent(row)),
     Column("sec.", lambda _, row: seconds(row.spent["seconds"])),
 )
 ALWAYS = ("accuracy", "balanced acc.", "AUC", "chosen round: accuracy")
 
 
-def thousands(row: Row, kind: str) -> str:
-    return f"{row.spent[f'images_{kind}'] / 1e3:,.0f}"
+def trained(row: Row) -> str:
+    """Labeled and unlabeled images, unless their sites are elsewhere and do not tell."""
+    counts = [row.spent[f"images_{kind}"] for kind in ("labeled", "unlabeled") if f"images_{kind}" in row.spent]
+    return " + ".join(f"{count / 1e3:,.0f}" for count in counts) or "–"
 
 
 def sent(row: Row) -> str:
@@ -241,13 +243,20 @@ class Comparison:
         each = {len(row.seeds) for row in self.rows}
         counted = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
         spread = ", mean ± standard deviation" if max(each) > 1 else ""
-        yield f"{self._said(lambda e: e.rounds)} rounds; {counted}{spread}. Last round; never the best on test."
+        rounds = self._said(lambda e: e.rounds)
+        rounds += " round" if rounds == "1" else " rounds"
+        yield f"{rounds}; {counted}{spread}. Last round; never the best on test."
         if len(self.rows) > 1:
             yield self._tested()
         yield "The chosen round is the one with the best accuracy on validation."
+        if any(setting.gap_closed(row) is not None for setting in self.settings for row in setting.rows):
+            yield f"Gap closed: how far a method comes from the floor, {FLOOR}, to the ceiling, {CEILING}."
+        if any(row.outside["pseudo_label_coverage"] for row in self.rows):
+            yield "Of pseudo-labels, precision is the share that is right, coverage that of unlabeled images with one."
+        images = "Images are those trained on, labeled + unlabeled. "
         yield (
-            "Images are those trained on, labeled + unlabeled. Sent counts both directions, and as a share of what "
-            "FedAvg sends in as many jobs: a client that trains twice in a round is two jobs."
+            f"{images if any(trained(row) != '–' for row in self.rows) else ''}Sent counts both directions, and as a "
+            "share of what FedAvg sends in as many jobs: a client that trains twice in a round is two jobs."
         )
         if len(each) > 1:
             yield (

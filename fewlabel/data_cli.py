@@ -49,7 +49,7 @@ def use_data_dir(folder: Path | None) -> None:
 Name = Annotated[str, Argument(metavar="NAME", hidden=True)]
 What = Annotated[str | None, Argument(metavar="FILE|NAME", hidden=True)]
 Changes = Annotated[
-    list[str] | None, Option("--set", metavar="A.B=C", help="A setting, such as clients.alpha=0.1; repeatable.")
+    list[str] | None, Option("--set", metavar="A.B=C", help="A setting, as clients.alpha=0.1; repeatable.")
 ]
 DataDir = Annotated[
     Path | None, Option(metavar="DIR", exists=True, file_okay=False, callback=use_data_dir, help="Where data are read.")
@@ -60,6 +60,8 @@ Format = Annotated[Form, Option("--format", help="json: exactly one JSON documen
 @app.callback(invoke_without_command=True)
 def data(context: typer.Context) -> None:
     """Check, show, get, deal out and split data.
+
+    Every command explains itself, as in `fewlabel data check --help`.
 
     Examples:
       fewlabel data check my/images
@@ -93,10 +95,11 @@ def check(
     """
     from fewlabel.data import check as look
     from fewlabel.data import own
+    from fewlabel.data.listing import guess
     from fewlabel.display import Screen
 
     named = dict(assignment(text) for text in columns or [])
-    found = own.find(kind or own.guess(path), path, named, by="--column ")
+    found = own.find(kind or guess(path), path, named, by="--column ")
     total = len(found.items)
     with Screen(total) as screen:
         report = look.check(found, lambda seen: screen.show(seen, f"{seen:,} of {total:,} images"))

@@ -55,11 +55,11 @@ class Screen:
 
 
 class Rounds(Screen):
-    """One run, round by round."""
+    """One run, round by round; a log has a line at most every `pace` seconds, or fast rounds would flood it."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, pace: float = 1) -> None:
         super().__init__(rounds)
-        self._rounds, self._seen, self._seconds, self._said = rounds, 0, 0.0, 0.0
+        self._rounds, self._seen, self._seconds, self._said, self._pace = rounds, 0, 0.0, 0.0, pace
 
     def watch(self, line: dict[str, Any]) -> None:
         number = line["round"]
@@ -68,7 +68,7 @@ class Rounds(Screen):
         if self.live:
             left = self._seconds / self._seen * (self._rounds - number)
             self.show(number, f"{begin}  {span(left)} left")
-        elif number == self._rounds or time.monotonic() - self._said >= 1:  # fast rounds must not flood a log
+        elif number == self._rounds or time.monotonic() - self._said >= self._pace:
             self._said = time.monotonic()
             self.say(f"{begin}  {span(line['seconds'])}")
 
@@ -202,7 +202,7 @@ def show_list(rows: Sequence[Mapping[str, Any]], form: str) -> None:
     if form == "json":
         return print(json.dumps(rows, indent=1))
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, style="bold")
     if rows and "default" in rows[0]:
         table.add_column(overflow="fold")
     for row in rows:
@@ -213,8 +213,11 @@ def show_list(rows: Sequence[Mapping[str, Any]], form: str) -> None:
         places = f" Labels at {', '.join(row['settings'])}." if "settings" in row else ""
         table.add_row(row["name"], row["about"] + places)
         if "settings" in row:
-            table.add_row("", row.get("leaves") or f"What leaves a site: as for {row['like']}.")
-    return Console(highlight=False, markup=False, emoji=False).print(table)
+            table.add_row("", row.get("leaves") or f"What leaves a site: as for {row['like']}.", style="dim")
+    console = Console(highlight=False, markup=False, emoji=False)
+    with console.capture() as lines:
+        console.print(table)
+    return print("\n".join(map(str.rstrip, lines.get().splitlines())))  # rich fills them with spaces
 
 
 def show_result(found: "Result | Comparison", form: str, page: Path | None = None) -> None:

@@ -27,6 +27,20 @@ MOST_CLIENTS = 40  # whose bars can
 MOST_ROWS = 10  # that have plots of their own: a page must stay small
 MOST_SETTINGS = 6
 PERCENT = (0.0, 100.0)
+ABOUT = {
+    "Over the rounds": "On images that nobody trains on. labels-only, the floor, has no use for unlabeled images; "
+    "all-labels, the ceiling, has all labels. Lines are means over seeds, bands one standard deviation.",
+    "Recall by class": "Of the test images of a class, how many the model finds.",
+    "Confusion": "A row for each class: what the model says of its test images. What is right is on the diagonal.",
+    "Pseudo-labels": "Those that a method gives to unlabeled images itself. Precision is the share that is right, "
+    "which no method is told; coverage is the share of unlabeled images that have one. Blank: none was given.",
+    "Thresholds": "How sure the model must be of an image for its pseudo-label to count.",
+    "Relations among classes": "What the model says of images of each class, softened and on average. Unlabeled "
+    "clients, by their pseudo-labels, are to agree with labeled ones. Blank: no image of it that a client is sure of.",
+    "Weights in the average": "How much each client counts in the server's new model; of groups that are averaged "
+    "apart, each adds up to 100. FedMatch's sigma learns from labels, its psi from unlabeled images. Blank: not in "
+    "that round.",
+}
 
 Pick = Callable[[Line], float | None]
 
@@ -90,7 +104,17 @@ def curves(rows: Sequence[Row], pick: Pick, ylabel: str, colors: Mapping[str, st
         if band:
             low, high = [mean - std for mean, std in band.values()], [mean + std for mean, std in band.values()]
             axes.fill_between(list(band), low, high, color=color, alpha=0.15, linewidth=0)
+    within_percent(axes)
     return finish_plot(figure)
+
+
+def within_percent(axes: "Axes") -> None:
+    """No more than there can be, nor so little that a flat curve looks like much."""
+    low, high = axes.get_ylim()
+    more = max(0.0, 10 - (high - low)) / 2
+    low, high = max(0.0, low - more), min(100.0, high + more)
+    edge = 0.03 * (high - low)  # a curve at 0 or 100 is seen, too
+    axes.set_ylim(low - edge, high + edge)
 
 
 def thinned(curve: Mapping[int, Spread]) -> dict[int, Spread]:
@@ -119,20 +143,22 @@ def over_rounds(groups: Mapping[str, Sequence[Row]]) -> Iterator[Drawing]:
 
 def alone_over_rounds(result: Result) -> Iterator[Drawing]:
     last = (result.last or {}).get("test", {})
-    ends = ", ".join(f"{METRICS[key]} {percent(last.get(key))}" for key in ("accuracy", "auc"))
-    yield Drawing(course(result), "Accuracy and AUC", f"Accuracy and AUC in percent by round. Test at the end: {ends}")
+    for key, caption in {"accuracy": "Accuracy", "auc": "AUC"}.items():
+        end = f"{caption} in percent by round. Test at the end: {percent(last.get(key))}"
+        yield Drawing(course(result, key), caption, end)
 
 
-def course(result: Result) -> "Figure":
-    """Accuracy and AUC of a run, on test and on validation, and the round that validation chose."""
+def course(result: Result, *keys: str) -> "Figure":
+    """Metrics of a run, on test and on validation, and the round that validation chose."""
     figure, axes = empty_plot("%")
-    for key, color in zip(("accuracy", "auc"), COLORS, strict=False):
+    for key, color in zip(keys, COLORS, strict=False):
         for split, dashes in {"test": "-", "validation": "--"}.items():
             found = {line["round"]: line[split][key] for line in result.rounds if split in line}
             points = {number: 100 * value for number, value in found.items() if value is not None}
             draw(axes, points, label=f"{split} {METRICS[key]}", color=color, linestyle=dashes)
     if result.chosen:
         axes.axvline(result.chosen["round"], color=GREY, linewidth=0.8, label="chosen on validation")
+    within_percent(axes)
     return finish_plot(figure)
 
 
@@ -205,8 +231,9 @@ def matrix(
 def ticks(axes: "Axes", side: str, names: Sequence[str]) -> None:
     """Names beside cells: all of them, or as many as there is room for."""
     short = [name if len(name) <= 18 else name[:17] + "…" for name in names]
-    step = -(-len(names) // (30 if side == "y" else 16))
-    turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if max(map(len, short), default=0) > 3 else {}
+    longest = max(map(len, short), default=0)
+    step = -(-len(names) // (30 if side == "y" else 8 if longest == 3 else 16))  # turned, they need less room
+    turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if longest > 3 else {}
     places = range(0, len(names), step)
     texts: Any = getattr(axes, f"set_{side}ticks")
     for tick in texts(list(places), [short[n] for n in places], **(turned if side == "x" else {})):
@@ -310,21 +337,25 @@ def thresholds(row: Row) -> Drawing | None:
 
 def weights(row: Row) -> Iterator[Drawing]:
     """How much each client counts in the server's average; FedMatch has one of sigma and one of psi."""
+    import numpy as np
+
     named = re.compile(r"weight_(?:(\w+)_)?(\d+)")
     keys = {key for result in row.results for line in result.rounds for key in line}
     parts: dict[str, dict[int, str]] = {}
     for match in filter(None, map(named.fullmatch, keys)):
         parts.setdefault(match[1] or "", {})[int(match[2])] = match[0]
-    labeled = {c["id"] for c in row.results[0].partition.get("clients", ()) if c["labeled"]}
+    each = ({c["id"] for c in result.partition.get("clients", ()) if c["labeled"]} for result in row.results)
+    labeled = set.intersection(*each)  # whatever the seed
     for part, known in sorted(parts.items(), reverse=True):  # sigma before psi
         clients = sorted(known)
 
-        def pick(line: Line, keys: Sequence[str] = tuple(known[c] for c in clients)) -> list[Any]:
-            return [line.get(key) for key in keys]
+        def pick(line: Line, keys: Sequence[str] = tuple(known[c] for c in clients)) -> list[Any] | None:
+            return [line.get(key, 0.0) for key in keys] if line.keys() & keys else None
 
         if not (found := by_round(row, pick)):
             continue
         rounds, values = found
+        values[values == 0] = np.nan  # left out by all seeds
         names = [f"{client} (labels)" if client in labeled else str(client) for client in clients]
         figure = matrix(100 * values, names, rounds, "client", "round")
         caption = f"{row.label}: weight of each client{part and f' in the average of {part}'}, %"
@@ -411,6 +442,7 @@ def holdings(words: str, row: Row) -> Drawing | None:
     for text, (_, _, has, _) in zip(axes.set_yticks(range(len(shown)), names), shown, strict=True):
         text.label1.set_fontweight("bold" if has else "normal")
     axes.invert_yaxis()
+    axes.set_xlim(0, 1.04 * max(total for _, _, _, total in shown) or None)
     axes.set_xlabel("images")
     axes.set_ylabel("client")
     axes.spines[["top", "right"]].set_visible(False)

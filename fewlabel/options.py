@@ -50,17 +50,15 @@ Method = Annotated[str | None, Option("--method", metavar="NAME", help="Method, 
 Methods = Annotated[str | None, Option("--methods", metavar="A,B", help="Methods, as in `fewlabel list methods`.")]
 Data = Annotated[str | None, Option("--data", metavar="NAME", help="Data set, or module:function of your own.")]
 Changes = Annotated[
-    list[str] | None, Option("--set", metavar="A.B=C", help="A setting, such as clients.alpha=0.1; repeatable.")
+    list[str] | None, Option("--set", metavar="A.B=C", help="A setting, as clients.alpha=0.1; repeatable.")
 ]
 Vary = Annotated[list[str] | None, Option("--vary", metavar="A.B=C,D", help="A setting and its values; repeatable.")]
 Seed = Annotated[int | None, Option("--seed", metavar="N", min=0, help="All that is random follows from it.")]
 Seeds = Annotated[str | None, Option("--seeds", metavar="0,1,2", help="A run for each of them.")]
 Workers = Annotated[
-    int | None, Option("--workers", metavar="N", min=1, help="Processes; by default one per core, or two per GPU.")
+    int | None, Option("--workers", metavar="N", min=1, help="Processes; by default one per core, two per GPU.")
 ]
-Device = Annotated[
-    str | None, Option("--device", metavar="NAME", help="cpu, or cuda for GPUs: short for --set device=NAME.")
-]
+Device = Annotated[str | None, Option("--device", metavar="NAME", help="cpu, or cuda for GPUs: as --set device=NAME.")]
 Engine = Annotated[
     Backend,
     Option("--backend", metavar="NAME", help="flower-ray: by Flower's simulation on Ray (RAY_ADDRESS), same bits."),

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def page_of_run(result: Result, path: Path) -> Path:
     row, table = Row(result.name, (result,)), result.table()
-    write_page(path, table.title, table.html(), figures.plots({"": [row]}), again([row]), versions([row]))
+    about = figures.ABOUT | {"Over the rounds": "On images that nobody trains on; those to validate choose a round."}
+    write_page(path, table.title, table.html(), figures.plots({"": [row]}), again([row]), versions([row]), about)
     return path
 
 
@@ -30,7 +31,8 @@ def page_of_many(comparison: "Comparison", path: Path) -> Path:
     }
     title = f"{len({row.name for row in rows})} methods on {data}"
     tables = "".join(table.html() for table in comparison.tables())
-    write_page(path, title, tables + figures.left_out(groups), figures.plots(groups), again(rows), versions(rows))
+    drawn = figures.plots(groups)
+    write_page(path, title, tables + figures.left_out(groups), drawn, again(rows), versions(rows), figures.ABOUT)
     return path
 
 

@@ -17,8 +17,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fewlabel import evaluate, models, tree
-from fewlabel.data import own, pictures
+from fewlabel.data import pictures
 from fewlabel.data.datasets import Dataset, recolour, resize
+from fewlabel.data.layouts import files_below, is_image
+from fewlabel.data.listing import counted
 from fewlabel.data.pictures import Unreadable
 from fewlabel.data.published import npz_images
 from fewlabel.data.raw import Scale
@@ -109,7 +111,7 @@ def why_none(run: Path) -> str:
     if not run.exists():
         return f"there is no {run}; give the directory of a run"
     if not (run / "experiment.toml").exists() and (several := sorted(run.glob("*/experiment.toml"))):
-        return f"{run} holds {own.counted(len(several), 'run')}; give one of them, such as {several[0].parent}"
+        return f"{run} holds {counted(len(several), 'run')}; give one of them, such as {several[0].parent}"
     result = Result(run)
     if result.finished:
         return f"{run} has no model: {result.name} shares none, each of its clients keeps its own"
@@ -122,7 +124,7 @@ def files(images: Iterable[str | Path]) -> Iterator[Path]:
     for given in images:
         path = Path(given).expanduser()
         if path.is_dir():
-            inside = [file for file in own.files_below(path) if own.is_image(file, "folder") or is_npz(file)]
+            inside = [file for file in files_below(path) if is_image(file, "folder") or is_npz(file)]
             if not inside:
                 raise BadInput(f"there are no images in {path}")
             yield from inside
@@ -293,7 +295,7 @@ def some_of(reader: Reader) -> Iterator[Tensor]:
     yield from reader.batches()
     if not reader.names:
         (file, reason), *_ = reader.unreadable.items() or [("", "none was given")]
-        raise BadInput(f"none of {own.counted(len(reader.files), 'file')} can be read; {file}: {reason}")
+        raise BadInput(f"none of {counted(len(reader.files), 'file')} can be read; {file}: {reason}")
 
 
 def several_of(reader: Reader) -> Iterator[Tensor]:

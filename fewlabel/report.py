@@ -98,23 +98,29 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
        max-width: 72rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: break-word }
 h1 { font-size: 1.5rem; line-height: 1.25 } h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem }
 nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem } a { color: var(--link) }
-.wide, pre { overflow-x: auto } .wide { margin: 1rem 0 }
+.wide, pre { overflow-x: auto }
+.wide { margin: 1rem 0; background:
+  linear-gradient(to left, var(--paper) 1rem, transparent) right / 3rem 100% no-repeat local,
+  linear-gradient(to left, var(--line), transparent) right / 1rem 100% no-repeat scroll } /* there is more */
+.wide th:first-child { position: sticky; left: 0; background: var(--paper) }
 :focus-visible { outline: 2px solid var(--link); outline-offset: 2px }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
 caption { text-align: left; padding-bottom: .5rem }
 th, td { padding: .3rem .5rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: bottom }
 th:first-child { text-align: left } tbody th { font-weight: normal }
 tbody th, tbody td { white-space: nowrap } tbody td u { text-underline-offset: .2em }
+@media (max-width: 40rem) { tbody th { white-space: normal; min-width: 7rem } }
 p { margin: .3rem 0 }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); gap: 1.5rem }
+section > p { max-width: 60rem } section > p + div { margin-top: 1rem }
 figure { margin: 0; min-width: 0 } figcaption { font-size: .9rem }
 svg { display: block; width: 100%; height: auto; max-width: 40rem } svg text { fill: currentColor }
 pre { background: var(--soft); padding: .8rem; font-size: .85rem } summary { cursor: pointer }
 @media print {
   :root { --ink: #000; --paper: #fff; --line: #bbb; --soft: #fff; --link: #000 }
   html { font-size: 11px } body { max-width: none; margin: 0; padding: 0; font-size: 1rem } nav { display: none }
-  .plots { grid-template-columns: 1fr 1fr } figure, tr { break-inside: avoid } h2 { break-after: avoid }
-  .wide, pre { overflow: visible }
+  .plots { grid-template-columns: 1fr 1fr } figure, tr { break-inside: avoid } h2, h2 + p { break-after: avoid }
+  .wide, pre { overflow: visible } .wide { background: none }
   pre { white-space: pre-wrap; font-size: .8rem; columns: 3; padding: 0 }
   details { break-inside: avoid }
   table { font-size: .75rem } th, td { padding: .15rem .3rem }
@@ -129,9 +135,15 @@ def write_page(
     plots: Mapping[str, Sequence[Drawing]],
     details: Sequence[str],
     versions: Sequence[str],
+    about: Mapping[str, str],
 ) -> None:
+    """Sections, each with what it is `about` where that is said, and links to them."""
     made = "".join(f"<p>{html.escape(line)}</p>\n" for line in versions) or "<p>No run is finished yet.</p>\n"
-    sections = {"Results": tables} | {heading: drawn(drawings) for heading, drawings in plots.items() if drawings}
+    sections = {"Results": tables} | {
+        heading: (f"<p>{html.escape(about[heading])}</p>\n" if heading in about else "") + drawn(drawings)
+        for heading, drawings in plots.items()
+        if drawings
+    }
     sections |= {"To do it again": "".join(details), "Made with": made}
     links = "".join(f'<a href="#{anchor(heading)}">{html.escape(heading)}</a>\n' for heading in sections)
     body = "".join(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from fewlabel.errors import BadInput, FewLabelError
 from fewlabel.experiment import Experiment, dumps, overlay, read, unknown
-from fewlabel.figures import left_out, plots
+from fewlabel.figures import ABOUT, left_out, plots
 from fewlabel.pages import again, versions
 from fewlabel.report import write_page
 from fewlabel.results import METRICS, Result, Row
@@ -434,9 +434,8 @@ class Reproduction:
         path = root / f"{'-'.join(table.name for table in self.tables)}.html"
         ran = [attempt.row for attempt in self.attempts if not attempt.refused]
         rows = [Row(self.label(row), tuple(self.results[row.id])) for row in ran]
-        write_page(
-            path, self.title, self.table().html() + left_out({"": rows}), plots({"": rows}), again(rows), versions(rows)
-        )
+        tables, drawn = self.table().html() + left_out({"": rows}), plots({"": rows})
+        write_page(path, self.title, tables, drawn, again(rows), versions(rows), ABOUT)
         return path
 
     def __str__(self) -> str:

@@ -105,8 +105,11 @@ class Result:
                 ("sent to clients, MB", *(megabytes(s["bytes_down"]) for s in spent)),
                 ("both, % of FedAvg in as many jobs", *(f"{100 * s['bytes_of_fedavg']:.0f}" for s in spent)),
                 ("replies", *(f"{s['replies']} of {s['asked']}" for s in spent)),
-                ("images trained on, labeled", *(f"{s['images_labeled']:,}" for s in spent)),
-                ("images trained on, unlabeled", *(f"{s['images_unlabeled']:,}" for s in spent)),
+                *(
+                    (f"images trained on, {which}", *(f"{s[f'images_{which}']:,}" for s in spent))
+                    for which in ("labeled", "unlabeled")
+                    if all(f"images_{which}" in s for s in spent)
+                ),
                 ("seconds", *(seconds(s["seconds"]) for s in spent)),
             ]
         notes = ["Metrics on the test set in percent; costs from the first round up to the column's."]
@@ -137,7 +140,7 @@ class Result:
         """Accuracy and AUC over the rounds, on test and on validation, and the round that validation chose."""
         from fewlabel import figures
 
-        return figures.saved(figures.course(self), path)
+        return figures.saved(figures.course(self, "accuracy", "auc"), path)
 
     def report(self, path: Path | str | None = None) -> Path:
         """One self-contained page about this run; by default report.html in its directory."""
@@ -204,7 +207,8 @@ class Row:
     def spent(self) -> dict[str, float]:
         """What a run cost, on average."""
         costs = [result.spent() for result in self.results]
-        return {key: statistics.fmean(cost[key] for cost in costs) for key in costs[0]}
+        known = [key for key in costs[0] if all(key in cost for cost in costs)]
+        return {key: statistics.fmean(cost[key] for cost in costs) for key in known}
 
     @cached_property
     def outside(self) -> dict[str, Spread | None]:

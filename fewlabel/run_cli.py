@@ -109,8 +109,8 @@ def compare(
 ) -> None:
     r"""Compare methods between their floor and their ceiling.
 
-    All run the experiment in FILE (TOML); rows labels-only and all-labels are added.
-    --set is for every row; what concerns one method goes into FILE's table \[method].
+    All run the experiment in FILE (TOML); labels-only and all-labels are added.
+    --set is for every row, a table \[method] in FILE for the method it names.
     Repeated, it skips what is done and resumes what was interrupted.
 
     Examples:

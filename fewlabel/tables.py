@@ -64,7 +64,14 @@ class Table:
         notes = [Text(note, "dim") for note in self._notes("styled" if styled else "text")]
         return Group(*(parts if notes else parts[:-1]), *notes)
 
-    def _blocks(self, width: int) -> Iterator[list[int]]:
+    def _blocks(self, width: int) -> list[list[int]]:
+        """Columns in as few parts as fit, none of which is wider than it must be, so that no column stands alone."""
+        blocks = list(self._filled(width))
+        while width > 0 and len(narrower := list(self._filled(width - 1))) == len(blocks):
+            blocks, width = narrower, width - 1
+        return blocks
+
+    def _filled(self, width: int) -> Iterator[list[int]]:
         first = min(max((len(row[0]) for row in self.rows), default=0), width // 3)  # may be broken
         block, used = list[int](), first
         for number in range(1, len(self.columns)):
@@ -78,9 +85,12 @@ class Table:
 
     def _width(self, number: int) -> int:
         """Of a column of numbers, which are not broken, and whose heading is broken between words."""
-        marked = {column for _, column in self.best | self.second}
-        cells = [len(row[number]) + (number in marked) for row in self.rows]
+        cells = [len(row[number]) + (number in self._with_marks) for row in self.rows]
         return max(cells + [len(word) for word in self.columns[number].split()])
+
+    @property
+    def _with_marks(self) -> set[int]:
+        return {column for _, column in self.best | self.second}
 
     def _heading(self, number: int) -> list[str]:
         return textwrap.wrap(self.columns[number], self._width(number), break_on_hyphens=False) or [""]
@@ -92,18 +102,20 @@ class Table:
 
         table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
         table.add_column(Text(self.columns[0]), overflow="fold")
-        for number in numbers:  # rich would break numbers before headings, so headings are broken here
-            head = "\n".join(self._heading(number))
-            table.add_column(Text(head), justify="right", no_wrap=True, min_width=self._width(number))
+        for number in numbers:  # rich would break numbers before headings, and drop a space at the end of a cell
+            head = "\n".join(part.rjust(self._width(number)) for part in self._heading(number))
+            table.add_column(Text(head), no_wrap=True, min_width=self._width(number))
         headings = dict(self.headings)
         for r, row in enumerate(self.rows):
             if r in headings:
                 table.add_section()
                 table.add_row(Text(headings[r], "italic"))
             if styled:
-                table.add_row(Text(row[0]), *(Text().append(row[c], self._style(r, c)) for c in numbers))
+                blank = {c: " " * (self._width(c) - len(row[c])) for c in numbers}
+                table.add_row(Text(row[0]), *(Text(blank[c]).append(row[c], self._style(r, c)) for c in numbers))
             else:
-                table.add_row(Text(row[0]), *(Text(self._marked(r, c, row[c], "text")) for c in numbers))
+                cells = {c: self._marked(r, c, row[c], "text").rjust(self._width(c)) for c in numbers}
+                table.add_row(Text(row[0]), *map(Text, cells.values()))
         return table
 
     def _notes(self, form: str) -> list[str]:
@@ -113,7 +125,8 @@ class Table:
 
     def _marked(self, r: int, c: int, cell: str, form: str) -> str:
         best, second = MARKS[form]
-        begin, end = best if (r, c) in self.best else second if (r, c) in self.second else ("", "")
+        none = "", " " * (form == "text" and c in self._with_marks)  # or numbers would not stand below each other
+        begin, end = best if (r, c) in self.best else second if (r, c) in self.second else none
         return f"{begin}{cell}{end}"
 
     def _style(self, r: int, c: int) -> str:
@@ -161,7 +174,7 @@ class Table:
 
     def latex(self) -> str:
         """Floating tables with the lines of the package booktabs, each no wider than a page of one column."""
-        blocks = list(self._blocks(LATEX_WIDE))
+        blocks = self._blocks(LATEX_WIDE)
         return "\n".join(self._latex(block, n, block is blocks[-1]) for n, block in enumerate(blocks))
 
     def _latex(self, block: list[int], number: int, last: bool) -> str:

@@ -296,8 +296,9 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
     assert err == "fewlabel: interrupted; to go on: fewlabel run --resume slow\n"
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
-    running = process("list", "models", "--format", "json")
+@pytest.mark.parametrize("words", [("list", "models"), ("list", "models", "--format", "json"), ("data", "--help")])
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, words: tuple[str, ...]) -> None:
+    running = process(*words)
     assert running.stdout is not None
     running.stdout.close()
     assert running.stderr is not None

@@ -51,6 +51,17 @@ def test_commands_and_settings_are_in_the_reference():
     assert "| `method.group_size` | `5` | K; a whole number at least 1 |" in generated.settings("rscfed")
 
 
+def test_each_generated_part_is_the_one_that_was_asked_for():
+    assert "| `digits` | 1,797 handwritten" in generated.names("datasets")
+    assert "| `simple-cnn` | RSCFed's" in generated.names("models")
+    (isofed,) = (line for line in generated.methods().splitlines() if line.startswith("| `isofed` |"))
+    assert isofed.endswith("| some-clients |")
+    assert generated.idea("isofed").startswith("A round has two phases.")
+    assert generated.departs("isofed").startswith("No code of the authors can be had.")
+    assert ".. autoclass:: fewlabel.Result\n   :members:\n" in generated.python()
+    assert ".. autofunction:: fewlabel.run\n\n" in generated.python()
+
+
 def test_what_leaves_a_site_is_read_from_annotations():
     assert "| `local_update` | `model`, `thresholds`, `tail`, `warm` | `model`, `used`, `counts` |" in generated.leaves(
         "cbafed"

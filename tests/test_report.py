@@ -10,15 +10,18 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fewlabel.cli import main
 from fewlabel.comparison import Comparison
 from fewlabel.experiment import Experiment, dumps, read
-from fewlabel.figures import MOST_POINTS, left_out, plots
+from fewlabel.figures import ABOUT, MOST_POINTS, left_out, matrix, plots, within_percent
+from fewlabel.report import empty_plot
 from fewlabel.results import METRICS, Result, Row
 from fewlabel.runs import execute, prepare
 from tests.conftest import SMALL
@@ -117,6 +120,8 @@ def test_each_method_shows_what_it_logs(pages: dict[str, Path]) -> None:
     for method, own in METHODS.items():
         assert headings(pages[method]) & (special | ALWAYS) - {"Pseudo-labels"} == ALWAYS | own - {"Pseudo-labels"}
     assert headings(pages["all"]) >= ALWAYS | special
+    for heading, words in ABOUT.items():
+        assert f"<h2>{heading}</h2>\n<p>{html.escape(words)}</p>" in pages["all"].read_text()
 
 
 @browsed
@@ -187,6 +192,33 @@ def test_the_weights_of_clients_add_up(real: dict[str, list[Result]]) -> None:
             assert sum(shares) == pytest.approx(total)
 
 
+def test_a_client_counts_as_nothing_in_seeds_that_leave_it_out(real: dict[str, list[Result]], tmp_path: Path) -> None:
+    """Of two seeds, one averages clients 1 and 2, the other client 1 alone; client 3 is in the second round."""
+    results = []
+    for number, shares in enumerate(({"weight_1": 0.4, "weight_2": 0.6}, {"weight_1": 1.0})):
+        directory = shutil.copytree(real["rscfed"][0].directory, tmp_path / str(number))
+        rounds = [{"round": 1, **shares}, {"round": 2, "weight_3": 1.0}, {"round": 3}]
+        costs = {"seconds": 1.0, "bytes_up": 1, "bytes_down": 1}
+        (directory / "rounds.jsonl").write_text("".join(json.dumps(line | costs) + "\n" for line in rounds))
+        results.append(Result(directory))
+    [weights] = plots({"": [Row("rscfed", tuple(results))]})["Weights in the average"]
+    shown = weights.figure.axes[0].images[0].get_array()
+    assert shown.filled(-1).tolist() == [[70, -1], [30, -1], [-1, 100]]  # -1: blank
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high"), [((0, 0), -0.15, 5.15), ((95, 135), 92.79, 100.21), ((20, 80), 15.02, 84.98)]
+)
+def test_shares_are_drawn_between_0_and_100_and_flat_curves_are_flat(
+    values: tuple[int, int], low: int, high: int
+) -> None:
+    """Matplotlib has margins of 5%: from 93 in the second case, from 17 to 83 in the last; ours have 3% more."""
+    _, axes = empty_plot("%")
+    axes.plot([1, 2], values)
+    within_percent(axes)
+    assert axes.get_ylim() == pytest.approx((low, high))
+
+
 def test_fedmatch_has_a_plot_of_each_of_its_averages(real: dict[str, list[Result]]) -> None:
     """Client 0 has labels, the others have none."""
     sigma, psi = plots({"": [Row("fedmatch", tuple(real["fedmatch"]))]})["Weights in the average"]
@@ -246,6 +278,19 @@ def test_bars_are_as_long_as_clients_have_images_and_labeled_ones_are_marked(rea
     assert long == [len(client["labeled"]) + len(client["unlabeled"]) for client in clients]
     marked = ["●" in text.get_text() for text in axes.get_yticklabels()]
     assert marked == [bool(client["labeled"]) for client in clients]
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 12), (1, 60), (880, 999)])
+def test_numbers_of_rounds_do_not_run_into_each_other(first: int, last: int) -> None:
+    """Beside the long names of classes, which leave them little room."""
+    rounds = list(map(str, range(first, last + 1)))
+    figure = matrix(
+        np.zeros((2, len(rounds))), ["benign keratosis", "melanocytic nevus"], rounds, "pseudo-label", "round"
+    )
+    figure.draw_without_rendering()
+    boxes = [tick.label1.get_window_extent() for tick in figure.axes[0].xaxis.get_major_ticks()]
+    assert len(boxes) > 5
+    assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
 
 
 def test_a_page_says_what_it_does_not_plot(real: dict[str, list[Result]]) -> None:

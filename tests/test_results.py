@@ -38,7 +38,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
 def line(number: int, test: float | None, validation: float | None = None, **more: Any) -> dict[str, Any]:
     """A line of rounds.jsonl; all metrics of a split have one value, and each class half of it as its recall."""
     found: dict[str, Any] = {"round": number, "seconds": 2.0, "bytes_up": 1_000_000, "bytes_down": 500_000}
-    found |= {"model_bytes": 3_000_000, "asked": 4, "replies": 3, **more}
+    found |= {"model_bytes": 3_000_000, "asked": 4, "replies": 3, "images_labeled": 0, "images_unlabeled": 0, **more}
     for split, value in {"test": test, "validation": validation}.items():
         if value is not None:
             by_class = {"recall_per_class": [value / 2] * 2, "confusion": [[3, 1], [0, 4]]}

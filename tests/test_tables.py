@@ -70,6 +70,8 @@ def test_the_best_and_the_second_between_floor_and_ceiling_are_marked_where_ther
     assert (r"\textbf{60.0}" in table.latex(), r"\underline{50.0}" in table.latex()) == (True, True)
     assert ("60.0¹" in str(table), "50.0²" in str(table)) == (True, True)
     assert "¹ is the best of a setting, ² the second" in str(table)
+    rows = [line for line in str(table).splitlines() if line.startswith(tuple(values)) and ".0" in line]
+    assert len({line.index(".") for line in rows[: len(values)]}) == 1  # marked or not, they stand below each other
     assert not Comparison([results[0], results[1], results[4]]).table().best
 
 
@@ -122,6 +124,7 @@ def test_the_gap_closed_is_the_share_of_the_way_from_floor_to_ceiling(made: Made
     values |= {"all-labels": 0.505}
     narrow = Comparison([made(of(name), value) for name, value in values.items()])
     assert "gap closed, %" not in narrow.table().columns  # a gap of half a point is no measure
+    assert ("Gap closed" in str(comparison), "Gap closed" in str(narrow)) == (True, False)
 
 
 def test_a_paired_t_test_by_hand() -> None:
@@ -190,6 +193,7 @@ def test_a_table_fits_the_terminal_with_its_words_and_numbers_unbroken(
         experiment = replace(of(name if "long" not in name else "rscfed"), name=name)
         for seed, value in enumerate((0.1, 0.5, 0.9, 0.1, 0.9)):
             more = {"pseudo_labels": {"precision": value, "coverage": value}, "bytes_up": 10**9}
+            more |= {"images_labeled": 3000, "images_unlabeled": 10**6}
             results.append(made(replace(experiment, seed=seed), value, **more))
     text = str(Comparison(results))
     assert max(map(len, text.splitlines())) <= width
@@ -197,7 +201,8 @@ def test_a_table_fits_the_terminal_with_its_words_and_numbers_unbroken(
     assert text.count("50.0 ± 40") == 4 * 5  # accuracy, balanced accuracy, AUC, precision and coverage
     words = {"accuracy", "balanced", "precision", "coverage", "thousands", "FedAvg)", "sec."}
     assert words <= set(text.split())
-    assert text.count("labels-only") == text.count("all-labels") == text.count("fedavg") >= 2
+    rows = [line.split()[0] for line in text.splitlines() if line and line[0].isalpha()]
+    assert rows.count("labels-only") == rows.count("all-labels") == rows.count("fedavg") >= 2
 
 
 def test_a_column_that_does_not_fit_stands_below_with_the_names_again() -> None:
@@ -205,6 +210,15 @@ def test_a_column_that_does_not_fit_stands_below_with_the_names_again() -> None:
     text = str(table)
     assert text.index("a" * 30) < text.index("b" * 30) < text.index("c" * 30)
     assert [line.split() for line in text.splitlines() if line.startswith("x")] == [["x", "1", "2"], ["x", "3"]]
+
+
+def test_no_part_of_a_table_is_wider_than_it_must_be_so_that_no_column_stands_alone() -> None:
+    """Four columns of 22 and the name: 67 for three of them, 45 for two."""
+    table = Table("t", ("name", *(letter * 20 for letter in "abcd")), (("x", "1", "2", "3", "4"),))
+    assert [line.split() for line in str(table).splitlines() if line.startswith("x")] == [
+        ["x", "1", "2"],
+        ["x", "3", "4"],
+    ]
 
 
 def test_numbers_are_short() -> None:
