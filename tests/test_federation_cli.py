@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from fewlabel.experiment import load
 from fewlabel.fleet import serve
 from tests import test_cli
 from tests.flower_processes import free_ports
+from tests.hosts import Host, hosts, permitted
 from tests.test_cli import ROOT, Command
 from tests.test_flower import experiment, federate, lines, room, simulated, split, weights
 from tests.test_trust import admit, enrolled
@@ -309,15 +311,17 @@ def until(true, seconds: float = 240) -> None:
 
 
 class Session:
-    """Commands as people type them, and their ends."""
+    """Commands as people type them, and their ends; the coordinator's at the first host, a site's at its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.left = folder, dict[str, subprocess.Popen]()
+    def __init__(self, folder: Path, hosts: Sequence[Host] = ()) -> None:
+        self.folder, self.hosts, self.left = folder, hosts, dict[str, subprocess.Popen]()
         paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
     def command(self, words: str) -> list[str]:
-        return [sys.executable, "-m", "fewlabel", *words.split()]
+        site = re.match(r"site \w+ site-(\d)", words)
+        enter = self.hosts[int(site[1]) + 1 if site else 0].enter if self.hosts else []
+        return [*enter, sys.executable, "-m", "fewlabel", *words.split()]
 
     def run(self, words: str, code: int = 0) -> str:
         done = subprocess.run(
@@ -351,17 +355,28 @@ class Session:
             process.wait(60)
 
 
+@pytest.fixture
+def machines() -> Iterator[list[Host]]:
+    """Four with networks of their own, where that is permitted; elsewhere all is on the loopback."""
+    if not permitted():
+        yield []
+        return
+    with hosts(4) as found:
+        yield found
+
+
 @pytest.mark.slow
-def test_three_sites(tmp_path: Path) -> None:
+def test_three_sites(tmp_path: Path, machines: list[Host]) -> None:
     """From nothing to a trained model by commands alone: one site with labels, two without, the simulator's bits."""
     (tmp_path / "e.toml").write_text(
         'method = "labels-only"\nrounds = 2\nseed = 5\nmodel = "tests.nets:tiny"\n'
         '[data]\nname = "digits"\nimage_size = 16\n[clients]\ncount = 3\nalpha = 2.0\n'
     )
-    session = Session(tmp_path)
+    session = Session(tmp_path, machines)
     (port,) = free_ports(1)
     session.run("data split e.toml --to sites")
-    session.run(f"federation init fed --address 127.0.0.1:{port} --terms sites/terms.json --methods labels-only")
+    address = machines[0].address if machines else "127.0.0.1"
+    session.run(f"federation init fed --address {address}:{port} --terms sites/terms.json --methods labels-only")
     for n in range(3):
         who = f"--name s{n} --client {n} --data sites/client-{n}"
         session.run(f"site init site-{n} --trust fed/trust {who} --modules tests.nets")
@@ -373,6 +388,8 @@ def test_three_sites(tmp_path: Path) -> None:
         assert session.run("site check site-0").count("ok ") == 6
         for n in range(3):
             session.begin(f"join{n}", f"site join site-{n} --yes", f"joined as client {n} of 'fed'")
+        # What others reach: of the coordinator the front alone, of a site nothing.
+        assert [[port for _, port in machine.listens()] for machine in machines] in ([], [[port], [], [], []])
         (resident,) = [
             pid
             for pid in programs.marked(tmp_path / "site-0")
