@@ -29,6 +29,8 @@ NO_SETTING = ("name", "method.", "evaluate.", "checkpoint.", "threads", "device"
 SEEDS = 5  # with fewer, a test of differences says little
 LEVEL = 0.05
 NARROW = 0.01  # a gap between floor and ceiling of which no share is told
+UNEQUAL = 0.5  # by how much of the floor's work a row may differ from it untold
+KINDS = ("labeled", "unlabeled")
 
 
 def found_in(directory: Path) -> "Result | Comparison":
@@ -66,6 +68,14 @@ class Setting:
         if row not in self.candidates or floor is None or own is None or ceiling is None or ceiling - floor < NARROW:
             return None
         return (own - floor) / (ceiling - floor)
+
+    def work(self, row: Row) -> float:
+        """How many times as many images as the floor a candidate has trained on; 1 where that is not known."""
+        floor = self.bound(FLOOR)
+        if not floor or row not in self.candidates:
+            return 1.0
+        own, least = (sum(one.spent.get(f"images_{kind}", 0.0) for kind in KINDS) for one in (row, floor))
+        return own / least if own and least else 1.0
 
     def ranked(self, value: Callable[[Row], Spread | None]) -> tuple[set[Row], set[Row]]:
         """The best and the second of the candidates; none where there is no choice."""
@@ -154,7 +164,7 @@ ALWAYS = ("accuracy", "balanced acc.", "AUC", "chosen round: accuracy")
 
 def trained(row: Row) -> str:
     """Labeled and unlabeled images, unless their sites are elsewhere and do not tell."""
-    counts = [row.spent[f"images_{kind}"] for kind in ("labeled", "unlabeled") if f"images_{kind}" in row.spent]
+    counts = [row.spent[f"images_{kind}"] for kind in KINDS if f"images_{kind}" in row.spent]
     return " + ".join(f"{count / 1e3:,.0f}" for count in counts) or "–"
 
 
@@ -258,6 +268,10 @@ class Comparison:
             f"{images if any(trained(row) != '–' for row in self.rows) else ''}Sent counts both directions, and as a "
             "share of what FedAvg sends in as many jobs: a client that trains twice in a round is two jobs."
         )
+        works = {row: ratio for s in self.settings for row in s.rows if abs((ratio := s.work(row)) - 1) > UNEQUAL}
+        if works:
+            told = ", ".join(f"{row.label} {ratio:.1f}" for row, ratio in works.items())
+            yield f"Not equal work. Images trained on, in those of {FLOOR}: {told}."
         if len(each) > 1:
             yield (
                 "Not every row has every seed: " + ", ".join(f"{row.label} {len(row.seeds)}" for row in self.rows) + "."

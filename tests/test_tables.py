@@ -180,6 +180,17 @@ def test_pseudo_labels_have_columns_where_there_are_some(made: Made) -> None:
     assert column(comparison, "pseudo-labels: coverage") == {"fedavg": "–", "rscfed": "50.0"}
 
 
+def test_who_trains_on_far_more_images_than_the_floor_is_told(made: Made) -> None:
+    def told(unlabeled: int) -> list[str]:
+        rows = {"labels-only": (1000, 0), "rscfed": (800, unlabeled), "all-labels": (9000, 0)}
+        found = [made(of(name), 0.5, images_labeled=a, images_unlabeled=b) for name, (a, b) in rows.items()]
+        return [note for note in Comparison(found).table().notes if "equal work" in note]
+
+    assert told(1500) == ["Not equal work. Images trained on, in those of labels-only: rscfed 2.3."]
+    assert told(600) == []
+    assert not [note for note in Comparison([made(of("rscfed"), 0.5)]).table().notes if "equal work" in note]
+
+
 # how it is written
 
 
