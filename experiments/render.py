@@ -17,8 +17,8 @@ from fewlabel.tables import Spread, Table
 DOCS = Path(__file__).parents[1] / "docs"
 TABLES = Path(__file__).parent / "results"
 PAGES = ("RESULTS.md", "which-method.md", "methods/*.md", "../README.md")
-COMPARED = ("a-pneumonia", "b-fashion", "c-ham")
-CLASSES = {"a": 2, "b": 10, "c": 7}  # of the tables' data
+COMPARED = {"a-pneumonia": "PneumoniaMNIST", "b-fashion": "Fashion-MNIST", "c-ham": "HAM10000"}
+CLASSES = {"PneumoniaMNIST": 2, "Fashion-MNIST": 10, "HAM10000": 7}
 GUESSING = 0.03  # a model this near to the balanced accuracy of one class for all images says nothing
 METRICS = {"balanced_accuracy": "balanced acc.", "accuracy": "accuracy", "f1": "macro-F1", "auc": "AUC"}
 
@@ -126,12 +126,23 @@ def cell_table(name: str, cell: str, rows: Rows, printed: Mapping[str, Mapping[s
 
 def situations() -> Iterator[tuple[str, Rows]]:
     """The cells of the tables that are compared, with a floor and a ceiling: their lines by row."""
-    for table in COMPARED:
+    for table, data in COMPARED.items():
         path = DOCS / "results" / f"{table}.csv"
         cells: dict[str, dict[str, list[Mapping[str, str]]]] = {}
         for line in read_csv(path) if path.exists() else ():
             cells.setdefault(line["cell"], {}).setdefault(line["row"], []).append(line)
-        yield from ((f"{table} {cell}", rows) for cell, rows in cells.items() if {FLOOR, CEILING} <= set(rows))
+        for cell, rows in cells.items():
+            if {FLOOR, CEILING} <= set(rows):
+                yield f"{data}, {told(cell)}", rows
+
+
+def told(cell: str) -> str:
+    """A cell's name in words: `l1u3-g08` is one labeled client beside three others, gamma 0.8."""
+    found = re.fullmatch(r"l(\d+)u(\d+)(?:-g(\d)(\d))?", cell)
+    if not found:
+        return cell
+    gamma = f", gamma {found[3]}.{found[4]}" if found[3] else ""
+    return f"{found[1]} labeled + {found[2]} not{gamma}"
 
 
 def gains(rows: Rows, row: str, metric: str = "balanced_accuracy") -> list[float]:
@@ -151,8 +162,8 @@ def overall(found: Situations) -> Table:
     lines = []
     for name in names:
         by_cell = [gain for _, rows in found if (gain := gains(rows, name))]
-        runs = [(table, line) for table, rows in found for line in rows.get(name, ())]
-        guesses = sum(float(one["last_balanced_accuracy"]) < 1 / CLASSES[table[0]] + GUESSING for table, one in runs)
+        runs = [(1 / CLASSES[cell.partition(",")[0]], line) for cell, rows in found for line in rows.get(name, ())]
+        guesses = sum(float(one["last_balanced_accuracy"]) < chance + GUESSING for chance, one in runs)
         told = (
             typical(by_cell),
             typical(gain for _, rows in found if (gain := gains(rows, name, "auc"))),
@@ -167,7 +178,8 @@ def overall(found: Situations) -> Table:
     columns = ("row", "points above the floor", "in AUC", "cells above it in every seed", "below it in every seed")
     columns += ("runs that ended guessing", "pseudo-labels: precision, first and last, %", "coverage, %")
     note = f"Balanced accuracy, on test in the last round. Guessing: within {100 * GUESSING:.0f} points of chance."
-    return Table("All cells of (a), (b), (c)", columns, tuple(lines), (note,))
+    cells = sum(len({row.name.rpartition("/")[0] for row in read_table(TABLES / f"{t}.toml").rows}) for t in COMPARED)
+    return Table(f"{len(found)} of the {cells} cells of (a), (b), (c)", columns, tuple(lines), (note,))
 
 
 def which(found: Situations) -> Table:

@@ -85,7 +85,7 @@ def possible(row: PaperRow, seeds: Sequence[int]) -> tuple[Experiment, ...]:
         return ()
 
 
-def run(tables: Sequence[str] = COMPARED) -> None:
+def run(tables: Sequence[str] = tuple(COMPARED)) -> None:
     """Of each table what tunes it and then its first cell; then all the rest."""
     with interruptible("do the same again") as stop:
         for table in tables:

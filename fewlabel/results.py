@@ -41,7 +41,8 @@ class Result:
 
         self.directory = Path(directory)
         if not (self.directory / "experiment.toml").is_file():
-            raise BadInput(f"{self.directory} holds no run: it has no experiment.toml")
+            why = "holds no run: it has no experiment.toml" if self.directory.exists() else "is not there"
+            raise BadInput(f"{self.directory} {why}; give the directory of a run, or one with runs in it")
         self.experiment: Experiment = load(self.directory / "experiment.toml")
         self.name, self.seed = self.experiment.name, self.experiment.seed
         # In this order, so that a run that ends meanwhile is not taken for finished without its last rounds.

@@ -8,6 +8,7 @@ import json
 import shlex
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -200,12 +201,18 @@ def table_of_many(runs: Sequence[Seen], width: int) -> Table:
     columns = {"seed": 4, "round": 7, **{name: max(5, len(name)) for name in shares}, "sent": 8}
     for heading, least in columns.items():
         table.add_column(heading, justify="right", no_wrap=True, min_width=least)
-    used = sum(columns.values()) + 2 * len(columns) + max(len(run.result.name) for run in runs)
+    alike = Counter((run.result.name, run.result.seed) for run in runs)
+    names = {  # those of their directories where that is what tells runs apart
+        run: result.name if alike[result.name, result.seed] == 1 else result.directory.name
+        for run in runs
+        for result in [run.result]
+    }
+    used = sum(columns.values()) + 2 * len(columns) + max(map(len, names.values()))
     short = {"finished": "done", "not started": "waiting"}
     table.add_column("accuracy by round" if width - used > 20 else "", no_wrap=True)
     for run in sorted(runs, key=lambda run: not run.running):  # a screen may end before the list does
         table.add_row(
-            run.result.name,
+            names[run],
             str(run.result.seed),
             short.get(run.standing, run.standing if run.standing == "failed" else f"{run.reached}/{run.rounds}"),
             *(percent(run.last(pick)) for pick in shares.values()),

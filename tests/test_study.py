@@ -165,8 +165,8 @@ def test_the_gap_closed_is_by_means_over_seeds():
 
 
 def test_what_becomes_of_each_row_over_all_cells(tiny: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(render, "COMPARED", ("t-one",))
-    monkeypatch.setattr(render, "CLASSES", {"t": 2})
+    monkeypatch.setattr(render, "COMPARED", {"t-one": "Digits"})
+    monkeypatch.setattr(render, "CLASSES", {"Digits": 2})
     scores = {
         ("l1", "labels-only"): (0.6, 0.7),
         ("l1", "rscfed"): (0.65, 0.71),  # 5 and 1 points above
@@ -185,7 +185,9 @@ def test_what_becomes_of_each_row_over_all_cells(tiny: Path, monkeypatch: pytest
         for seed, value in enumerate(values)
     ]
     study.write_csv(tiny / "results" / "t-one.csv", found)
+    (tiny / "t-one.toml").write_text(TABLE)
     cells = list(render.situations())
+    assert render.overall(cells).title == "2 of the 2 cells of (a), (b), (c)"
     assert render.overall(cells).rows == (
         ("all-labels", "+20.0", "-20.0", "2 of 2", "0 of 2", "0 of 4", "–", "–"),
         ("rscfed", "+1.0", "-1.0", "1 of 2", "0 of 2", "0 of 4", "–", "–"),  # (3 - 1) / 2
@@ -194,8 +196,9 @@ def test_what_becomes_of_each_row_over_all_cells(tiny: Path, monkeypatch: pytest
     told = render.numbers("rscfed", cells)
     assert told.columns == ("situation", "labels-only", "rscfed", "all-labels")
     assert [cell[:4] for cell in told.rows[0][1:]] == ["65.0", "68.0", "85.0"]
+    assert [render.told(cell) for cell in ("l1u9", "l3u1-g05")] == ["1 labeled + 9 not", "3 labeled + 1 not, gamma 0.5"]
     one, two = render.which(cells).rows
-    assert one[0] == "t-one l1"
+    assert one[0] == "Digits, l1"
     assert one[1].startswith("rscfed 68.0")
     assert one[-2:] == ("15", "2 of 2")  # 3 of 20 points
     assert two[1].startswith("isofed 77.0")

@@ -75,7 +75,10 @@ def test_a_run_that_nobody_works_on_is_told_in_a_sentence(run_dir: RunDir, capsy
     assert (code, err) == (0, "")
     assert out.endswith(f"{directory} is finished: fewlabel show {directory}\n")
     code, _, err = told(capsys, str(directory / "none"))
-    assert (code, err) == (2, f"fewlabel: {directory}/none holds no run: it has no experiment.toml\n")
+    assert (code, err) == (
+        2,
+        f"fewlabel: {directory}/none is not there; give the directory of a run, or one with runs in it\n",
+    )
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -99,6 +102,17 @@ def test_many_runs_are_lines_that_fit_those_at_work_first(
     code, _, err = told(capsys, str(waiting.parent))
     assert code == 3
     assert "1 of 3 runs are finished, and nobody works on the others; to go on: do the same again" in err
+
+
+def test_runs_alike_in_name_and_seed_are_told_apart_by_their_directories(
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rounds in (6, 7):
+        run_dir("method=fedprox", f"rounds={rounds}")
+    other = run_dir("method=fedprox", "seed=1")
+    lines = told(capsys, str(other.parent), "--once")[1].splitlines()
+    names = {path.name for path in other.parent.iterdir()} - {other.name}
+    assert {text.split()[0] for text in lines if " waiting " in text} == names | {"fedprox"}
 
 
 def test_it_reads_what_changed_and_ends_with_the_run(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
