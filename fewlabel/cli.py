@@ -9,6 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.metadata import version
 from typing import Annotated
 
@@ -90,19 +91,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 def verdict(error: BaseException) -> tuple[str, int]:
     """The sentence for an error, and the exit code."""
     match error:
+        case click.BadParameter():
+            return misused(error), 2
         case click.ClickException():
             return error.format_message(), 2
+        case FewLabelError(__cause__=ModuleNotFoundError()):
+            return f"{str(error).rstrip('.')}; modules of your own are looked for in {os.getcwd()}", error.exit_code
         case FewLabelError():
             return str(error), error.exit_code
         case KeyboardInterrupt():
             return "interrupted", 130
-        case BrokenPipeError() | SystemExit():  # which rich makes of it
+        case BrokenPipeError() | SystemExit(__context__=BrokenPipeError()):  # which rich makes of it
             return "", 128 + signal.SIGPIPE  # the reader has seen enough
+        case SystemExit():  # of a module of the user's
+            said = error.code if isinstance(error.code, str) else f"something ended the command by exit({error.code})"
+            return " ".join(said.split()), 2
         case OSError():
             return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error), 4
     with tempfile.NamedTemporaryFile("w", prefix="fewlabel-", suffix=".txt", delete=False) as file:
         traceback.print_exception(error, file=file)
     return f"this is a bug in FewLabel: {type(error).__name__}: {error}; traceback in {file.name}", 1
+
+
+def misused(error: click.BadParameter) -> str:
+    """The sentence for a value that an option or argument does not take."""
+    found, _, _ = error.message.partition(" is not ")  # click begins with it
+    match error.param:
+        case click.Option(opts=[name, *_], type=click.IntRange() | click.FloatRange() as kind):
+            what = "whole number" if isinstance(kind, click.IntRange) else "number"
+            most = "" if kind.max is None else f" to {kind.max}"
+            return f"{name} takes a {what} from {kind.min}{most}, found {found}"
+        case click.Parameter(type=click.Choice(choices=choices)):
+            near = get_close_matches(found.strip("'"), [str(getattr(choice, "value", choice)) for choice in choices], 1)
+            return error.format_message().rstrip(".") + (f"; did you mean '{near[0]}'?" if near else "")
+    return error.format_message()
 
 
 if __name__ == "__main__":

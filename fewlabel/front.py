@@ -13,15 +13,18 @@ federation's members and its signature of the time, or nothing of its body is pa
 import argparse
 import asyncio
 import json
+import math
+import resource
 import signal
 import ssl
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
+from typing import Any
 
 import h11
 import httpx
@@ -63,11 +66,13 @@ MAX_BODY = 2 << 30  # bytes, which is as much as Flower can put into a message's
 MAX_CALL = 4 << 20  # bytes of what carries no message
 LARGE = frozenset({b"/v1/fleet/push-messages", b"/v1/fleet/push-object"})
 CHUNK = 256 << 10  # bytes that are read at a time
-CONNECTIONS = 400  # at a time; each takes two of the process's files
+CONNECTIONS = 400  # at a time, from before TLS until all is closed; each takes two of the process's files
 EACH = 50  # connections of one member, or of one address that has not shown a member's key yet
 UNDER_WAY = 4 * MAX_BODY  # bytes of large calls at a time, which the SuperLink keeps in memory; of a member, MAX_BODY
+FIRST = 5.0  # seconds for TLS, for the first head of a connection, and for its end
 SECONDS = 60.0  # without a complete request, or without any progress of one
 RATE = 50_000  # bytes a second below which a transfer is given up
+QUIET = 1.0  # seconds after a line of the log in which there is no other, or strangers could fill the disk
 
 
 class Refusal(Exception):
@@ -101,11 +106,26 @@ def permitted(request: h11.Request) -> int:
 class Caller:
     """A connection from outside, one request after the other."""
 
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    transport: asyncio.Transport
     peer: str  # its address, and as soon as it is known the member
     limit: asyncio.Timeout | None = None
     http: h11.Connection = field(default_factory=lambda: h11.Connection(h11.SERVER, MAX_HEAD))
+    reader: asyncio.StreamReader = field(init=False)
+    writer: asyncio.StreamWriter = field(init=False)
+
+    async def secure(self, context: ssl.SSLContext) -> None:
+        """Begins TLS."""
+        loop = asyncio.get_running_loop()
+        self.reader = asyncio.StreamReader(CHUNK, loop)
+        protocol = asyncio.StreamReaderProtocol(self.reader, loop=loop)
+        transport = await loop.start_tls(
+            self.transport, protocol, context,
+            server_side=True, ssl_handshake_timeout=FIRST, ssl_shutdown_timeout=FIRST,
+        )  # fmt: skip
+        if transport is None:
+            raise ConnectionResetError
+        protocol.connection_made(transport)
+        self.writer = asyncio.StreamWriter(transport, protocol, self.reader, loop)
 
     async def event(self) -> h11.Event:
         while (event := self.http.next_event()) is h11.NEED_DATA:
@@ -131,7 +151,7 @@ class Caller:
         if self.limit is not None:
             now = asyncio.get_running_loop().time()
             before = self.limit.when() or now
-            self.limit.reschedule(before + size / RATE if size else now + SECONDS)
+            self.limit.reschedule(min(before + size / RATE, now + SECONDS) if size else now + SECONDS)
 
     async def refuse(self, status: int, why: str) -> None:
         """Says why, in the form in which nodes show it."""
@@ -143,44 +163,75 @@ class Caller:
 
 
 @dataclass
+class Log:
+    """Tells what went wrong, and of what came too soon after it how often."""
+
+    told: float = -math.inf
+    untold: int = 0
+
+    def __call__(self, line: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if now < self.told + QUIET:
+            self.untold += 1
+            return
+        others = f"; before it, {self.untold} lines were left out" if self.untold else ""
+        print(f"fewlabel: {line}{others}", flush=True)
+        self.told, self.untold = now, 0
+
+    def error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self(f"{context['message']}: {context.get('exception')!r}")
+
+
+@dataclass
 class Front:
     """Passes the calls of nodes to the SuperLink at `to`."""
 
     to: str
     client: httpx.AsyncClient
     roll: Roll
+    outside: ssl.SSLContext
+    log: Log
     callers: Counter[str] = field(default_factory=Counter)  # connections by peer
     under_way: Counter[str] = field(default_factory=Counter)  # bytes by peer
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self.converse(reader, writer))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+    def arrive(self, transport: asyncio.Transport) -> None:
+        """Counts a connection before a byte of it is read, and has it served or ends it."""
+        host, *_ = transport.get_extra_info("peername") or ("",)
+        if self.callers.total() == CONNECTIONS or self.callers[host] == EACH:
+            transport.abort()
+            return
+        transport.pause_reading()  # or what belongs to TLS would be read before it begins
+        self.callers[host] += 1
+        caller = Caller(transport, host)
+        self.tasks.add(task := asyncio.create_task(self.converse(caller)))
+        task.add_done_callback(lambda task: self.leave(task, caller))
 
-    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, *_ = writer.get_extra_info("peername") or ("",)
-        caller = Caller(reader, writer, host)
-        if self.callers.total() == CONNECTIONS or self.callers[caller.peer] == EACH:
-            return writer.transport.abort()
-        self.callers[caller.peer] += 1
-        try:
-            while await self.request(caller):
+    def leave(self, task: asyncio.Task[None], caller: Caller) -> None:
+        self.tasks.discard(task)
+        self.callers = self.callers - Counter([caller.peer])
+
+    async def converse(self, caller: Caller) -> None:
+        with suppress(OSError):  # it is gone, or speaks no TLS
+            await caller.secure(self.outside)
+            try:
+                seconds = FIRST
+                while await self.request(caller, seconds):
+                    seconds = SECONDS
+            except (OSError, TimeoutError, h11.ProtocolError):  # it is gone, too slow, or was cut off within an answer
                 pass
-        except (OSError, TimeoutError, h11.ProtocolError):  # it is gone, too slow, or was cut off within an answer
-            pass
-        finally:
-            self.callers = self.callers - Counter([caller.peer])
-            if caller.http.our_state is h11.SEND_BODY:
-                writer.transport.abort()
-            else:
-                writer.close()
+            finally:
+                if caller.http.our_state is h11.SEND_BODY:
+                    caller.writer.transport.abort()
+                else:
+                    caller.writer.close()
+            await caller.writer.wait_closed()
 
-    async def request(self, caller: Caller) -> bool:
-        """Passes one request, or says why not; whether another may follow."""
+    async def request(self, caller: Caller, seconds: float) -> bool:
+        """Passes one request whose head comes in time, or says why not; whether another may follow."""
         what = "what came"
         try:
-            async with asyncio.timeout(SECONDS) as caller.limit:
+            async with asyncio.timeout(seconds) as caller.limit:
                 head = await caller.event()
                 if not isinstance(head, h11.Request):
                     return False
@@ -199,7 +250,7 @@ class Front:
             status, why = error.error_status_hint, str(error)
         except httpx.HTTPError as error:
             status, why = 502, f"did not reach the SuperLink: {type(error).__name__}"
-        print(f"fewlabel: refused {what} from {caller.writer.get_extra_info('peername')}: {why}", flush=True)
+        self.log(f"refused {what} from {caller.writer.get_extra_info('peername')}: {why}")
         async with asyncio.timeout(SECONDS):
             await caller.refuse(status, why)
         return False
@@ -249,11 +300,23 @@ class Front:
         await caller.send(h11.EndOfMessage())
 
 
+class Door(asyncio.Protocol):
+    """Where connections arrive."""
+
+    def __init__(self, front: Front) -> None:
+        self.front = front
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.front.arrive(transport)
+
+
 async def serve(listen: str, to: str, roll: Roll, outside: ssl.SSLContext, inside: ssl.SSLContext) -> None:
     """Passes nodes on until the process is told to end."""
-    stop = asyncio.Event()
+    stop, loop, log = asyncio.Event(), asyncio.get_running_loop(), Log()
+    loop.set_exception_handler(log.error)
     for name in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+        loop.add_signal_handler(name, stop.set)
     limits = httpx.Limits(max_connections=CONNECTIONS, keepalive_expiry=4)  # the SuperLink closes idle ones after 5 s
     client = httpx.AsyncClient(
         verify=inside,
@@ -264,9 +327,8 @@ async def serve(listen: str, to: str, roll: Roll, outside: ssl.SSLContext, insid
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # or one caller's would go out with another's call
     )
     async with client:
-        front = Front(f"https://{to}", client, roll)
-        host, port = address(listen)
-        server = await asyncio.start_server(front, host, port, ssl=outside, ssl_handshake_timeout=10, limit=CHUNK)
+        front = Front(f"https://{to}", client, roll, outside, log)
+        server = await loop.create_server(lambda: Door(front), *address(listen))
         print(f"fewlabel: nodes reach the SuperLink at {to} by {listen}", flush=True)
         await stop.wait()
         server.close()
@@ -291,6 +353,9 @@ def main() -> None:
     parser.add_argument("--ca", required=True, help="PEM file of the authority that signed the SuperLink's certificate")
     parser.add_argument("--members", required=True, metavar="DIR", help="directory of the federation")
     given = parser.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # some systems name a limit that they do not grant
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         address(given.to)
         roll = Roll(Path(given.members))

@@ -333,7 +333,7 @@ def remove(folder: Path, site: str) -> Member:
     """Ends a membership, by the site's name or number; its key cannot be enrolled again."""
     with alone(folder):
         there = members(folder)
-        found = [member for member in there if site in (member.name, str(member.client))]
+        found = [one for one in there if site == str(one.client)] or [one for one in there if site == one.name]
         if len(found) != 1:
             known = ", ".join(f"{member.client} '{member.name}'" for member in found or there) or "no site"
             raise BadInput(f"'{site}' is {'more than one site' if found else 'no member'}: there is {known}")
@@ -396,7 +396,7 @@ class Roll:
     """Tells members by the calls of their nodes, each of which signs the time; who has been admitted since is known."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._read = folder, 0
+        self.folder, self._read = folder, (0, 0, 0)
         self._keys: dict[bytes, tuple[Member, EllipticCurvePublicKey]] = {}
         self.refresh()
 
@@ -405,7 +405,8 @@ class Roll:
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
         try:
-            changed = (self.folder / MEMBERS).stat().st_mtime_ns
+            there = (self.folder / MEMBERS).stat()
+            changed = there.st_mtime_ns, there.st_ino, there.st_size  # two changes may be of one tick of the clock
             if changed == self._read:
                 return
             found = [(member, load_public(member.key)) for member in members(self.folder)]

@@ -7,21 +7,19 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
-import httpx
 from flwr.cli.build import build_fab_from_disk
 
 import fewlabel
 from fewlabel import flower, trust
 from tests.flower_processes import Processes, free_ports
 from tests.test_flower import experiment, federate, room, split
-from tests.test_front import ATTACKS, Fronted, member, signed
+from tests.test_front import ATTACKS, BIG, Fronted, member, rest, signed
 
 pytestmark = pytest.mark.slow
 
@@ -168,20 +166,27 @@ def test_nobody_outside_can_submit_a_run_or_register_a_key(fenced):
 
 def test_nobody_without_a_registered_key_can_have_the_superlink_read_a_large_message(fenced, tmp_path):
     processes, _ = fenced
-    front, sent = Fronted(processes.folder, None, None, processes.outside), 0
-    before = processes.said("link").count("push-object")
+    front = Fronted(processes.folder, None, None, processes.outside)
 
-    def message() -> Iterator[bytes]:
-        nonlocal sent
-        for _ in range(2 << 10):
-            sent += 1 << 20
-            yield bytes(1 << 20)
+    def pushes() -> int:
+        return processes.said("link").count("push-object")
 
-    key = trust.new_key(tmp_path / "stranger", ssh=True)
-    with front.caller({**signed(key), "content-length": str(2 << 30)}) as client, suppress(httpx.TransportError):
-        assert client.post("/v1/fleet/push-object", content=message()).status_code == 412
-    assert sent < 64 << 20  # what the sockets on both sides hold
-    assert processes.said("link").count("push-object") == before
+    with front.client() as client:
+        client.post("/v1/fleet/push-object", content=b"a member's")
+    processes.until(pushes)
+    before, headers = pushes(), signed(trust.new_key(tmp_path / "stranger", ssh=True))
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+    with front.connect() as connection:
+        connection.sendall((BIG % (2 << 30)).replace(b"host: a\r\n", b"host: a\r\n" + lines))
+        heard = rest(connection)
+    assert heard.startswith(b"HTTP/1.1 412")
+    assert b"the coordinator enrols it" in heard  # which the front says, and not the SuperLink
+    with front.caller(headers) as client:
+        assert client.post("/v1/fleet/push-object", content=b"a stranger's").status_code == 412
+    with front.client() as client:
+        client.post("/v1/fleet/push-object", content=b"a member's")
+    processes.until(lambda: pushes() > before)
+    assert pushes() == before + 1  # the member's
 
 
 def test_a_bundle_of_somebody_elses_is_executed_at_no_site(fenced, tmp_path):

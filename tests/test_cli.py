@@ -306,6 +306,15 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, words: tuple[
     assert running.wait() == 128 + signal.SIGPIPE
 
 
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [("mine needs\na licence file.", "mine needs a licence file"), (0, "something ended the command by exit(0)")],
+)
+def test_a_module_that_ends_the_command_is_heard(fewlabel: Command, tmp_path: Path, code: str | int, told: str) -> None:
+    (tmp_path / "licensed.py").write_text(f"import sys\nsys.exit({code!r})\n")
+    assert fewlabel("run", *QUICK, "--method", "licensed:Mine") == (2, "", f"fewlabel: {told}\n")
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while not condition():
@@ -391,7 +400,7 @@ def test_settings_of_a_method_are_listed_as_its_source_explains_them(fewlabel: C
     assert found["method.confidence"] == {
         "name": "method.confidence",
         "default": "0.75",
-        "about": "tau",
+        "about": "tau: probability from which a pseudo-label counts",
         "allowed": "a number from 0 to 1",
     }
     assert "method.teacher_decay" in fewlabel("list", "settings", "fedirm").out  # off by default
