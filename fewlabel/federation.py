@@ -55,13 +55,18 @@ class ClientInfo:
 
 @dataclass(frozen=True)
 class Model:
-    """State, message and upload of methods that exchange nothing but weights."""
+    """State, message and upload of methods that exchange nothing but weights: `model`."""
 
     model: Tree
 
 
 class Site(Generic[C]):
-    """A place that holds data, a client or the server, for the length of one task."""
+    """A place that holds data, a client or the server, for the length of one task.
+
+    `labeled`, `unlabeled` and `validation` are its images, or None; `model` is the scratch network, `rng` the task's
+    randomness, `state` what the client keeps for itself between rounds, at first None. `info`, `round`, `rounds`,
+    `num_classes` and `device` tell where one is.
+    """
 
     def __init__(
         self,
@@ -143,7 +148,7 @@ class Site(Generic[C]):
 
 @dataclass(frozen=True)
 class Reply(Generic[U]):
-    """One upload, with the number of the job that it answers and the client's info as of that job."""
+    """An `upload`, with `job`, the number of the job that it answers, and `client`, its info as of that job."""
 
     job: int
     client: ClientInfo
@@ -151,7 +156,11 @@ class Reply(Generic[U]):
 
 
 class Federation(Protocol):
-    """What a method sees of the world while it plays one round at the server."""
+    """What a method sees of the world while it plays one round at the server.
+
+    `clients` are all of them, `round` counts from 1 and is 0 in `init`, `rounds` is how many there will be, and
+    `num_classes` how many classes.
+    """
 
     clients: Sequence[ClientInfo]
     round: int  # 1, 2, …; 0 while the method is being initialised
@@ -159,13 +168,16 @@ class Federation(Protocol):
     num_classes: int
 
     @property
-    def server(self) -> Site[None]: ...
+    def server(self) -> Site[None]:
+        """The server as a site: its network, as it is before training, and its images, if it has any."""
 
     @property
-    def labeled(self) -> Sequence[ClientInfo]: ...
+    def labeled(self) -> Sequence[ClientInfo]:
+        """Clients with labeled images."""
 
     @property
-    def unlabeled(self) -> Sequence[ClientInfo]: ...
+    def unlabeled(self) -> Sequence[ClientInfo]:
+        """Clients with unlabeled images; where a client has both kinds, it is in both lists."""
 
     def sample(
         self, k: int | None = None, among: Sequence[ClientInfo] | None = None, *, name: str = ""
@@ -182,7 +194,8 @@ class Federation(Protocol):
     def map(self, task: Callable[[Any, M], R], items: Iterable[M]) -> Iterator[R]:
         """Runs an `@on_server` task on the server's own data for each item, spread over the workers, in order."""
 
-    def rng(self, *names: int | str) -> Rng: ...
+    def rng(self, *names: int | str) -> Rng:
+        """Randomness of this round by names of your own: `.torch` and `.numpy` are generators."""
 
     def log(self, **values: float | Tensor) -> None:
         """Numbers for this round's line in rounds.jsonl."""
@@ -215,7 +228,7 @@ class Checked(Protocol):
 
 
 class TooFewReplies(RunFailed):
-    """A phase had fewer replies than clients.min_replies asks for, or none of those who have labels."""
+    """A phase had fewer replies than clients.min_replies asks for, or all those who have labels have failed."""
 
 
 class ClientError(RunFailed):

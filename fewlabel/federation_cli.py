@@ -264,6 +264,8 @@ def run(
     if resume is not None and Result(resume).finished:
         tell(f"{directory} is finished already; this is its result")
     else:
+        if resume is not None:
+            refuse_other(folder, resume, insecure)
         served(folder, insecure)
         if resume is None:
             more = {"data": data and str(data.absolute()), "sites": sites, "patience": patience, "deadline": deadline}
@@ -272,13 +274,16 @@ def run(
             prepare(experiment, directory, load_terms(folder / trust.TRUST), **given)
         else:
             tell(submission.going_on(directory, experiment.rounds))
-        submission.follow(folder, directory, experiment.rounds, command)
-    from fewlabel.display import show_result
-
     try:
+        if not Result(directory).finished:
+            submission.follow(folder, directory, experiment.rounds, command)
+        from fewlabel.display import show_result
+
         result = Result(directory)
         return show_result(result, form, result.report())
     except KeyboardInterrupt:
+        if not (directory / "summary.json").exists():
+            raise
         return tell(f"the run is completed; to see it: fewlabel show {shlex.quote(str(directory))}")
 
 
@@ -288,6 +293,16 @@ def refuse_unnamed(folder: Path, experiment: "Experiment") -> None:
     methods = ", ".join(trust.read_trust(folder / trust.TRUST).methods)
     if not agreed(methods, experiment):
         raise BadInput(f"sites have consented to {methods}, and {experiment.name} sends something else")
+
+
+def refuse_other(folder: Path, run: Path, insecure: bool) -> None:
+    """A run keeps to the keys that it began with, or to none."""
+    from fewlabel.plan import load_plan
+
+    members = load_plan(run).members
+    if members != (None if insecure else str(folder)):
+        how = "with --insecure" if members is None else f"with the keys of {members}"
+        raise BadInput(f"{run} was begun {how}, and is resumed so or not at all")
 
 
 def served(folder: Path, insecure: bool) -> None:

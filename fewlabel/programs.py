@@ -135,10 +135,20 @@ def marked(folder: Path, using: Path | None = None) -> list[int]:
         if entry.name.isdecimal():
             with suppress(OSError):  # somebody else's, or gone
                 if wanted in (entry / "environ").read_bytes().split(b"\0") and (
-                    using is None or str(using) in map(os.readlink, (entry / "fd").iterdir())
+                    using is None or uses(int(entry.name), using)
                 ):
                     found.append(int(entry.name))
     return found
+
+
+def uses(number: int, file: Path) -> bool:
+    """Whether a process of this machine has a file open."""
+    with suppress(OSError):  # somebody else's, or gone
+        for link in Path(f"/proc/{number}/fd").iterdir():
+            with suppress(OSError):  # closed since
+                if os.readlink(link) == str(file):
+                    return True
+    return False
 
 
 def end(
@@ -196,15 +206,26 @@ def stop(folder: Path, patience: float = 30) -> bool:
     found = bool(marked(folder))
     if (number := holder(folder)) is not None:
         found, until = True, time.monotonic() + patience
-        with suppress(ProcessLookupError):
-            os.kill(number, signal.SIGTERM)
+        ask(folder, number, signal.SIGTERM)
         while holder(folder) == number:
             if time.monotonic() > until:
-                with suppress(ProcessLookupError):
-                    os.kill(number, signal.SIGKILL)
+                ask(folder, number, signal.SIGKILL)
             time.sleep(0.05)
     end(folder)
     return found
+
+
+def ask(folder: Path, number: int, how: signal.Signals) -> None:
+    """Signals who holds a folder: in a container, or on another machine, its number is another process here."""
+    if uses(number, folder / ".running"):
+        with suppress(ProcessLookupError):
+            os.kill(number, how)
+        return
+    time.sleep(0.2)  # one that ends has closed the file a moment before others see it
+    if holder(folder) == number:
+        raise BadInput(
+            f"{folder} is held by a process that is not on this machine, or is another user's; end it from there"
+        )
 
 
 def refuse_taken(host: str, port: int) -> None:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -137,6 +137,8 @@ class Simulation:
         self._calls: dict[int, int] = {}
         self._open, self._asked_bytes = False, 0
         self._packed: tuple[Any, bytes] = (NOTHING, b"")
+        # Why remote clients failed, of those that did since one with labels last replied, and since any did.
+        self._lost_labels, self._lost = dict[int, str](), dict[int, str]()
 
     @property
     def round(self) -> int:
@@ -189,7 +191,7 @@ class Simulation:
 
     def _results(self, known: Task, items: Iterable[Any]) -> Iterator[Any]:
         entries = (
-            Entry(n, None, self._job("server", known.name, call=self._call(SERVER_ID)), self._pack(item, known.message))
+            Entry(n, None, self._job("server", known.name, call=self._call(SERVER_ID)), self._pack(item, known))
             for n, item in enumerate(items)
         )
         for _, outcome in self._stream(entries):
@@ -202,6 +204,7 @@ class Simulation:
     def finish_round(self, weights: Tree | None) -> None:
         """Closes a round: nothing may be left open, and statistics that are to be recomputed are."""
         self._check_closed()
+        self._check_lost()
         if self.experiment.model.buffers == "recomputed" and weights is not None:
             self.statistics = self._recompute(weights)
         self._calls.clear()
@@ -260,20 +263,22 @@ class Simulation:
     def evaluated(self, round: int) -> bool:
         return round % self.experiment.evaluate.every == 0 or round == self.rounds
 
-    def _pack(self, message: Any, kind: Any) -> bytes:
+    def _pack(self, message: Any, task: Task) -> bytes:
         """The bytes of a message; a broadcast is packed once."""
         if self._packed[0] is not message:
-            self._packed = message, wire.pack(message, kind)
+            try:
+                self._packed = message, wire.pack(message, task.message)
+            except wire.WireError as error:
+                raise RunFailed(f"'{task.name}' is sent a message that is not of its annotation: {error}") from None
         return self._packed[1]
 
     def _replies(self, task: Task, jobs: Iterable[tuple[ClientInfo, Any]]) -> Iterator[Reply[Any]]:
         counts = {"asked": 0, "replies": 0}
-        lost, well = dict[ClientInfo, str](), list[ClientInfo]()
 
         def entries() -> Iterator[Entry]:
             for number, (client, message) in enumerate(jobs):
                 call = self._call(client.id)
-                data = self._pack(message, task.message)
+                data = self._pack(message, task)
                 counts["asked"] += 1
                 self.seen.down += len(data) + self._statistics_bytes
                 self.seen.model_bytes += 2 * self._model_bytes
@@ -284,19 +289,19 @@ class Simulation:
             assert entry.client is not None
             client = self.world.info(entry.client.id, self.round)  # the one asked may be of an earlier round
             if outcome.failure:
-                lost[client] = outcome.failure
+                self._heard(client, outcome.failure)
                 continue
             if outcome.payload is None:
-                well.append(client)
+                self._heard(client)
                 continue
             self.seen.up += len(outcome.payload)
             try:
                 upload = accept(task, client, self.round, outcome.payload, self._leaving)
             except ClientError as error:
                 self._forgive(error)
-                lost[client] = str(error)
+                self._heard(client, str(error))
                 continue
-            well.append(client)
+            self._heard(client)
             counts["replies"] += 1
             yield Reply(entry.number, client, upload)
         self.seen.asked += counts["asked"]
@@ -307,16 +312,29 @@ class Simulation:
                 f"round {self.round} had {counts['replies']} replies to '{task.name}' and needs {needed} "
                 "(clients.min_replies)"
             )
-        self._check_labels(task, lost, well)
 
-    def _check_labels(self, task: Task, lost: Mapping[ClientInfo, str], well: Sequence[ClientInfo]) -> None:
-        """Without those who have labels, or without anybody, further rounds would be for nothing."""
-        labels = any(client.num_labeled for client in lost)
-        if lost and not any(client.num_labeled or not labels for client in well):
-            client, why = max(lost.items(), key=lambda one: one[0].num_labeled)
-            who = "site with labels" if labels else "site"
-            asked = f"round {self.round} had no {who} that replied to '{task.name}'"
-            raise TooFewReplies(f"{asked} (client {client.id}: {why}); have one join, then resume")
+    def _heard(self, client: ClientInfo, failure: str | None = None) -> None:
+        """Remembers who failed; a reply ends that."""
+        for lost in [self._lost, self._lost_labels] if client.num_labeled else [self._lost]:
+            if failure is None:
+                lost.clear()
+            else:
+                lost[client.id] = failure
+
+    def _check_lost(self) -> None:
+        """Once all those with labels have failed, or simply all, further rounds would be for nothing.
+
+        Who is not asked in a phase or a round may be there in the next, so nobody else's failure ends a run.
+        """
+        there = [client for client in self.clients if client.size]
+        for who, lost, needed in (
+            ("site with labels", self._lost_labels, self.labeled),
+            ("site", self._lost, there),
+        ):
+            if needed and all(client.id in lost for client in needed):
+                client = needed[0].id
+                told = f"in round {self.round} the last {who} was lost (client {client}: {lost[client]})"
+                raise TooFewReplies(f"{told}; have one join, then resume")
 
     def _stream(self, entries: Iterator[Entry]) -> Iterator[tuple[Entry, Outcome]]:
         """Outcomes in job order, a small window of jobs under way, and one job at a time for each client."""

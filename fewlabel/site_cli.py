@@ -33,7 +33,7 @@ LEAST = 10**9  # bytes on the disk for what methods keep between rounds
 LONGEST = 100  # bytes of a socket's path
 RESTARTS = 3  # of its programs within a minute
 CONNECTED, REFUSED = "SuperNode ID: ", "[code: 2004]"  # what Flower's node says once it is, or if it cannot be now
-PATIENCE = 90.0  # seconds to be let in: Flower counts a site that was cut off as connected for one minute
+PATIENCE = 90.0  # seconds to be let in since the first refusal: Flower counts a site as connected for one minute more
 PAUSE = 10.0  # seconds until the next attempt
 
 Directory = Annotated[Path, Argument(metavar="[DIR]", hidden=True)]
@@ -333,7 +333,7 @@ def live(ours: programs.Programs, commands: Mapping[str, list[str]], who: str) -
 
 def connect(ours: programs.Programs, command: list[str]) -> None:
     """Starts Flower's node, again where it is still counted as connected from before, until it is connected."""
-    until, once = time.monotonic() + PATIENCE, cache(tell)
+    until, once = float("inf"), cache(tell)
     while True:
         node, began = ours.start(NODE, command), time.monotonic()
         while node.poll() is None:
@@ -344,7 +344,9 @@ def connect(ours: programs.Programs, command: list[str]) -> None:
             time.sleep(0.1)
         if REFUSED not in ours.said(NODE) or time.monotonic() > until:
             raise RunFailed(f"the server does not let this site in: {ours.verdict(NODE)}")
-        once(f"the server counts this site as connected still, and this tries again for {PATIENCE:.0f} s")
+        until = min(until, time.monotonic() + PATIENCE)
+        why = "the server counts this site as connected still, or does not know its key"
+        once(f"{why}; this tries again for {PATIENCE:.0f} s")
         time.sleep(PAUSE)
 
 

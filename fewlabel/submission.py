@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +48,23 @@ def follow(folder: Path, directory: Path, rounds: int, command: list[str]) -> No
     ):
         began, rest = heard.seek(0, os.SEEK_END), ""
         environment = {**superlink.environment(folder), "PYTHONUNBUFFERED": "1"}
-        watching = subprocess.Popen(stream, stdout=told, stderr=told, env=environment, start_new_session=True)
+        listen = partial(subprocess.Popen, stream, stdout=told, stderr=told, env=environment, start_new_session=True)
+        watching = listen()
+        spoken = known = 0  # FewLabel's own lines of the log: those said here, and those of them in this stream
         try:
             over = False
             while not over:
-                over = watching.poll() is not None or summary.exists()
+                silent = watching.poll() is not None
+                over = summary.exists() or (silent and ended(folder, number))
                 *said, rest = (rest + heard.read()).split("\n")
                 for text in said:
                     if text.startswith("fewlabel: "):
-                        screen.say(text)
+                        known += 1
+                        if known > spoken:
+                            screen.say(text)
+                            spoken = known
+                if silent and not over:  # the stream alone has ended: a new one begins with the first line again
+                    watching, known, rest = listen(), 0, ""
                 for line in read_rounds(directory)[seen:] if identity(lines) != former else ():
                     screen.watch(line)
                     seen = line["round"]
@@ -78,6 +87,15 @@ def follow(folder: Path, directory: Path, rounds: int, command: list[str]) -> No
     if not summary.exists():
         why = reason(programs.read_from(log, began))
         raise RunFailed(f"the run has ended: {why}; to go on: {again(folder, directory)}")
+
+
+def ended(folder: Path, number: str) -> bool:
+    """Whether a run is over to Flower, or Flower is."""
+    try:
+        listed = superlink.flwr(folder, "list")["runs"]
+    except RunFailed:
+        return True
+    return all(run["status"].startswith("finished") for run in listed if run["run-id"] == number)
 
 
 def identity(path: Path) -> int | None:
@@ -122,9 +140,9 @@ class Missing:
                 yield f"client {client}{self.names.get(client, '')} gave no reply in round {line['round']}: {why}"
         if now:
             self.why |= now
-        elif self.why and line["replies"] == line["asked"]:
+        elif self.why and not told:  # a reply may be empty, so replies are not counted
             self.why.clear()
-            yield f"all sites replied in round {line['round']}"
+            yield f"all sites that were asked replied in round {line['round']}"
 
 
 def again(folder: Path, directory: Path) -> str:

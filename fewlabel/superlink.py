@@ -110,11 +110,13 @@ def nodes(folder: Path) -> dict[str, Node]:
     if not (folder / DATABASE).exists():
         return {}
     asked = "SELECT public_key, node_id, status, online_until, heartbeat_interval FROM node"
-    with closing(sqlite3.connect(f"{(folder / DATABASE).as_uri()}?mode=ro", uri=True)) as database:
-        try:
+    try:
+        with closing(sqlite3.connect(f"{(folder / DATABASE).as_uri()}?mode=ro", uri=True)) as database:
             rows = database.execute(asked).fetchall()
-        except sqlite3.OperationalError:  # there is no such table before the SuperLink has begun
+    except sqlite3.DatabaseError as error:
+        if "no such table" in str(error):  # before the SuperLink has begun
             return {}
+        raise RunFailed(f"Flower's file {folder / DATABASE} cannot be read: {error}") from None
     return {
         trust.written(load_pem_public_key(key)): Node(number % 2**64, status, until or 0.0, beat or 0.0)  # type: ignore[arg-type]
         for key, number, status, until, beat in rows

@@ -3,11 +3,12 @@
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +17,17 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
 from fewlabel import programs, submission, superlink, trust
+from fewlabel.apart import load_terms
 from fewlabel.errors import BadInput, RunFailed
 from fewlabel.experiment import load
 from fewlabel.fleet import serve
+from fewlabel.plan import prepare
 from tests import test_cli
 from tests.flower_processes import free_ports
 from tests.hosts import Host, hosts, permitted
 from tests.test_cli import ROOT, Command
 from tests.test_flower import experiment, federate, lines, room, simulated, split, weights
+from tests.test_front import signed
 from tests.test_trust import admit, enrolled
 
 fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
@@ -121,6 +125,9 @@ def test_a_removed_site_is_no_member_and_its_key_never_again_one(
 ) -> None:
     first, second = enrolled(lungs, tmp_path / "a", 2, "north"), enrolled(lungs, tmp_path / "b", 2, "north")
     assert fewlabel("federation", "enrol", "lungs", first).code == 0
+    head = [value.encode() for value in signed(trust.load_key(tmp_path / "a" / "key")).values()]
+    roll = trust.Roll(lungs)
+    assert roll.signer(*head).name == "north"
     wrong = fewlabel("federation", "remove", "lungs", "south")
     assert (wrong.code, wrong.err) == (2, "fewlabel: 'south' is no member: there is 2 'north'\n")
     gone = fewlabel("federation", "remove", "lungs", "north")
@@ -128,7 +135,7 @@ def test_a_removed_site_is_no_member_and_its_key_never_again_one(
     assert (gone.code, gone.out) == (0, f"client 2 is no longer 'north', by the key {key}\n")
     assert trust.members(lungs) == ()
     with pytest.raises(BadInput, match="its key is not enrolled"):
-        trust.Roll(lungs).signer(b"", b"", b"")
+        roll.signer(*head)
     again = fewlabel("federation", "enrol", "lungs", first)
     assert again.code == 2
     assert "'north' was removed with this key; a new `fewlabel site init` makes another one" in again.err
@@ -137,6 +144,31 @@ def test_a_removed_site_is_no_member_and_its_key_never_again_one(
     assert [member.nonce for member in trust.removed(lungs)] == [
         json.loads(path.read_text())["nonce"] for path in (first, second)
     ]
+
+
+def test_a_site_is_removed_by_its_number_though_another_has_that_for_a_name(
+    lungs: Path, fewlabel: Command, tmp_path: Path
+) -> None:
+    for client, name in ((0, "1"), (1, "0"), (2, "both"), (3, "both")):
+        admit(lungs, enrolled(lungs, tmp_path / str(client), client, name))
+    assert fewlabel("federation", "remove", "lungs", "1").out.startswith("client 1 is no longer '0'")
+    assert fewlabel("federation", "remove", "lungs", "1").out.startswith("client 0 is no longer '1'")
+    assert fewlabel("federation", "remove", "lungs", "both").err == (
+        "fewlabel: 'both' is more than one site: there is 2 'both', 3 'both'\n"
+    )
+
+
+def test_a_file_of_flowers_that_cannot_be_read_is_not_one_without_nodes(tmp_path: Path) -> None:
+    assert superlink.nodes(tmp_path) == {}
+    with closing(sqlite3.connect(tmp_path / "link.db")) as database:
+        database.execute("CREATE TABLE other (x)")
+        assert superlink.nodes(tmp_path) == {}
+        database.execute("CREATE TABLE node (x)")
+    with pytest.raises(RunFailed, match=r"link\.db cannot be read: no such column"):
+        superlink.nodes(tmp_path)
+    (tmp_path / "link.db").write_bytes(b"x" * 5000)
+    with pytest.raises(RunFailed, match=r"link\.db cannot be read: file is not a database"):
+        superlink.nodes(tmp_path)
 
 
 def test_a_site_is_connected_as_long_as_flower_counts_on_it() -> None:
@@ -188,11 +220,76 @@ def test_who_gives_no_reply_is_told_once_until_that_changes(lungs: Path, tmp_pat
     assert news(3, 2, f"2 {away}") == []
     assert news(4, 1, f"2 {away}", "0 it refused: no") == ["client 0 gave no reply in round 4: it refused: no"]
     assert news(5, 2, "2 it was silent for 9 s") == ["client 2 'north' gave no reply in round 5: it was silent for 9 s"]
-    assert news(6, 3) == ["all sites replied in round 6"]
+    assert news(6, 2) == ["all sites that were asked replied in round 6"]  # one of them had nothing to send
     assert news(7, 3) == []
     sites = {"failures": [f"client 2: {away}"]}
     told = list(missing.news({"round": 8, "asked": 3, "replies": 3, "sites": sites}))
     assert told == [f"client 2 'north' gave no reply in round 8: {away}"]
+
+
+FLWR = """\
+#!{python} -S
+import pathlib, sys
+here = pathlib.Path(__file__).parent
+with (here / "asked").open("a+") as file:
+    file.write(sys.argv[1] + "\\n")
+    file.seek(0)
+    asked = file.read().split()
+if sys.argv[1] == "run":
+    print('{{"success": true, "run-id": "7"}}')
+elif sys.argv[1] == "list":
+    state = "running" if asked.count("log") < 2 else "finished:failed"
+    print('{{"success": true, "runs": [{{"run-id": "7", "status": "%s"}}]}}' % state)
+else:
+    print("fewlabel: 1 of 2 sites are there\\nfewl", end="" if asked.count("log") == 1 else "abel: 2 of 2 are\\n")
+"""
+
+
+def test_a_run_is_followed_until_it_has_ended_though_its_log_breaks_off(
+    lungs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a stand-in for Flower's command, whose first stream of the log ends in the middle of a line."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "flwr").write_text(FLWR.format(python=sys.executable))
+    (tmp_path / "bin" / "flwr").chmod(0o755)
+    monkeypatch.setattr(programs, "BIN", tmp_path / "bin")
+    (run := tmp_path / "run").mkdir()
+    with pytest.raises(RunFailed, match="the run has ended: "):
+        submission.follow(lungs, run, 2, submission.command(lungs, run))
+    assert (tmp_path / "bin" / "asked").read_text().split() == ["run", "log", "list", "log", "list"]
+    said = [line for line in capsys.readouterr().err.splitlines() if "of 2" in line]
+    assert said == ["fewlabel: 1 of 2 sites are there", "fewlabel: 2 of 2 are"]
+
+
+LATE = """\
+#!{python} -S
+import os, pathlib, signal, sys, time
+def leave(*_):
+    os.kill(os.getppid(), signal.SIGINT)
+    os._exit(0)
+if sys.argv[1] == "run":
+    print('{{"success": true, "run-id": "7"}}')
+else:
+    signal.signal(signal.SIGTERM, leave)
+    pathlib.Path("run/summary.json").touch()
+    time.sleep(99)
+"""
+
+
+def test_a_run_that_is_interrupted_after_its_end_is_completed(
+    lungs: Path, fewlabel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for Flower's command, at whose end Ctrl-C comes in."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "flwr").write_text(LATE.format(python=sys.executable))
+    (tmp_path / "bin" / "flwr").chmod(0o755)
+    monkeypatch.setattr(programs, "BIN", tmp_path / "bin")
+    (tmp_path / "e.toml").write_text('method = "labels-only"\n')
+    superlink.connect(lungs, "127.0.0.1", 1, insecure=False)
+    with programs.held(lungs):
+        found = fewlabel("federation", "run", "lungs", "e.toml", "--out", "run")
+    assert found.code == 0, found.err
+    assert found.err.endswith("fewlabel: the run is completed; to see it: fewlabel show run\n")
 
 
 def test_commands_are_shown_with_tls_and_keys_unless_told_otherwise(lungs: Path, fewlabel: Command) -> None:
@@ -229,6 +326,20 @@ def test_a_run_needs_a_server_and_a_method_that_sites_have_consented_to(
         "fewlabel: federation run needs an experiment (TOML), or --resume with the directory of a run\n"
     )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_run_is_resumed_with_the_keys_that_it_began_with(
+    secure: bool, lungs: Path, fewlabel: Command, tmp_path: Path
+) -> None:
+    members = {"members": str(lungs)} if secure else {}
+    prepare(experiment("method=labels-only"), tmp_path / "run", load_terms(lungs / "trust"), **members)
+    resume = ["federation", "run", "lungs", "--resume", "run"]
+    right, wrong = [resume, [*resume, "--insecure"]][:: 1 if secure else -1]
+    assert f"nobody serves {lungs}" in fewlabel(*right).err
+    how = f"with the keys of {lungs}" if secure else "with --insecure"
+    found = fewlabel(*wrong)
+    assert (found.code, found.err) == (2, f"fewlabel: run was begun {how}, and is resumed so or not at all\n")
 
 
 def test_a_node_with_another_clients_key_takes_no_part(tmp_path: Path, lungs: Path) -> None:
@@ -276,6 +387,26 @@ def test_whatever_a_program_starts_ends_with_it_and_nothing_else_does(tmp_path: 
     finally:
         other.kill()
         other.wait()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_number_that_is_another_process_here_is_not_ended(ends: bool, tmp_path: Path) -> None:
+    """As where a container holds the folder: from the first, or since a process of this machine has ended."""
+    code = f"file = open({os.devnull if not ends else '.running'!r}); print(flush=True); import time; time.sleep(99)"
+    with programs.held(tmp_path):
+        other = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE)
+        try:
+            assert other.stdout is not None
+            other.stdout.readline()
+            (tmp_path / ".running").write_text(str(other.pid))
+            with pytest.raises(
+                BadInput, match="is held by a process that is not on this machine, or is another user's"
+            ):
+                programs.stop(tmp_path, patience=0)
+            assert (other.poll() is not None) == ends
+        finally:
+            other.kill()
+            other.communicate()
 
 
 ENDED = """\
@@ -453,7 +584,7 @@ def test_sites_come_and_go(tmp_path: Path) -> None:
         assert session.left.pop("join0").wait(60) == 0
         assert session.left.pop("run").wait(240) == 3
         assert "2 of 2 sites are there" in session.said("run")
-        assert "had no site with labels that replied to 'local_update' (client 0: " in session.said("run")
+        assert "the last site with labels was lost (client 0: " in session.said("run")
         done = submission.checkpointed(tmp_path / "run")
         status = session.run("federation status fed")
         assert "client 0 's0': not connected for " in status

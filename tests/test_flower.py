@@ -315,6 +315,7 @@ def test_too_few_replies_end_the_run_after_a_checkpoint_and_it_resumes_to_the_bi
 
 LABELS = {
     "some": (["method=fed-consist", "labels.clients=2"], {0, 1}, "with labels "),
+    "phases": (["method=isofed", "labels.clients=2"], {0, 1}, "with labels "),
     "server": (["method=fedmatch", "labels.at=server", "labels.per_class=4"], {0, 1, 2, 3}, ""),
 }
 
@@ -332,12 +333,57 @@ def test_a_round_without_any_site_that_has_labels_ends_the_run_and_it_resumes(wh
         gone = order.kind == "client" and order.client in away.get(order.round, ())
         return reply_with(reply, failed="OSError") if gone else reply
 
-    why = rf"round 3 had no site {who}that replied to '\w+' \(client \d: its task failed: OSError\); have one join"
+    why = rf"in round 3 the last site {who}was lost \(client 0: its task failed: OSError\); have one join, then resume"
     with pytest.raises(TooFewReplies, match=why):
         serve(room(data, tmp_path / "state", meddle=meddle), run)
     assert [line["replies"] for line in read_rounds(run)] == [4, 5 - len(needed)]
     serve(room(data, tmp_path / "state"), run)
     assert [line["replies"] for line in read_rounds(run)] == [4, 5 - len(needed), 4]
+
+
+AWAY = {
+    "labels of one": (["method=fed-consist", "labels.clients=2", "clients.per_round=2", "rounds=6"], 0),
+    "a whole phase": (["method=isofed", "labels.clients=3", "rounds=2"], 3),
+    "labels at the server": (
+        ["method=fedmatch", "labels.at=server", "labels.per_class=4", "clients.per_round=1", "rounds=6"],
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AWAY)
+def test_a_run_goes_on_without_a_site_as_long_as_others_can_do_its_part(name, tmp_path):
+    """Also through rounds and phases that ask nobody else, or nobody else with labels."""
+    changes, away = AWAY[name]
+    whole = experiment(*changes)
+    data = split(whole, tmp_path / "sites")
+
+    def meddle(order, reply):
+        return reply_with(reply, failed="OSError") if (order.kind, order.client) == ("client", away) else reply
+
+    serve(room(data, tmp_path / "state", meddle=meddle), federate(whole, data, tmp_path / "run"))
+    told = read_rounds(tmp_path / "run")
+    assert len(told) == whole.rounds
+    assert any("failures" in line for line in told)
+
+
+def test_sites_that_fail_one_after_the_other_end_a_run_that_asks_one_in_a_round(tmp_path):
+    changes = ["method=fedmatch", "labels.at=server", "labels.per_class=4", "clients.per_round=1", "rounds=40"]
+    whole = experiment(*changes)
+    data = split(whole, tmp_path / "sites")
+    run = federate(whole, data, tmp_path / "run")
+    asked = []
+
+    def meddle(order, reply):
+        if order.kind != "client":
+            return reply
+        asked.append(order.client)
+        return reply_with(reply, failed="OSError") if order.round > 1 else reply
+
+    with pytest.raises(TooFewReplies, match=r"the last site was lost \(client 0: its task failed: OSError\)"):
+        serve(room(data, tmp_path / "state", meddle=meddle), run)
+    assert set(asked[1:]) == {0, 1, 2, 3}
+    assert len(set(asked[1:-1])) == 3  # with the last of them, and no sooner
 
 
 def test_whoever_waits_is_told_which_sites_are_there(fedavg, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
-from fewlabel import apart, trust
+from fewlabel import apart, programs, site_cli, trust
 from fewlabel.experiment import Experiment
 from tests import test_cli
 from tests.test_cli import Command
@@ -169,3 +169,29 @@ def test_what_was_consented_to_is_what_a_site_does() -> None:
     assert not apart.agreed("labels-only", Experiment("fedirm"))
     assert not apart.agreed("local-sl", Experiment("fedavg"))  # whose weights leave
     assert not apart.agreed("labels-only", Experiment("fedirm", name="labels-only"))
+
+
+NODE = """
+import pathlib, sys, time
+first = pathlib.Path("first")
+if first.exists():
+    print("SuperNode ID: 7", flush=True)
+    time.sleep(99)
+first.touch()
+time.sleep(0.3)
+print("ERROR: [code: 2004] Failed to activate SuperNode.")
+"""
+
+
+def test_a_site_is_patient_from_the_first_refusal_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However long the server gave no answer before."""
+    monkeypatch.setattr(site_cli, "PATIENCE", 0.2)
+    monkeypatch.setattr(site_cli, "PAUSE", 0.05)
+    ours = programs.Programs(tmp_path, {})
+    with ours.all_ended():
+        site_cli.connect(ours, [sys.executable, "-c", NODE])
+    waiting, refused = capsys.readouterr().err.splitlines()
+    assert waiting == "fewlabel: waiting for the server to answer; Ctrl-C gives up"
+    assert refused.startswith("fewlabel: the server counts this site as connected still, or does not know its key; ")
