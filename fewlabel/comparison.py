@@ -69,6 +69,15 @@ class Setting:
             return None
         return (own - floor) / (ceiling - floor)
 
+    @property
+    def gapless(self) -> bool:
+        """Whether floor and ceiling trained on as many labels, and so on the same, to the same end."""
+        floor, ceiling = self.bound(FLOOR), self.bound(CEILING)
+        if not floor or not ceiling or "images_labeled" not in floor.spent:
+            return False
+        alike = floor.spent["images_labeled"] == ceiling.spent.get("images_labeled")
+        return alike and floor.by_seed() == ceiling.by_seed()
+
     def work(self, row: Row) -> float:
         """How many times as many images as the floor a candidate has trained on; 1 where that is not known."""
         floor = self.bound(FLOOR)
@@ -261,6 +270,9 @@ class Comparison:
         yield "The chosen round is the one with the best accuracy on validation."
         if any(setting.gap_closed(row) is not None for setting in self.settings for row in setting.rows):
             yield f"Gap closed: how far a method comes from the floor, {FLOOR}, to the ceiling, {CEILING}."
+        if gapless := [setting.words for setting in self.settings if setting.gapless]:
+            where = f" in {'; '.join(gapless)}" if len(self.settings) > 1 else ""
+            yield f"No gap to close{where}: {CEILING} has no label that {FLOOR} lacks."
         if any(row.outside["pseudo_label_coverage"] for row in self.rows):
             yield "Of pseudo-labels, precision is the share that is right, coverage that of unlabeled images with one."
         images = "Images are those trained on, labeled + unlabeled. "

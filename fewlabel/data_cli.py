@@ -177,7 +177,8 @@ def partition(
     """
     from rich.console import Console
 
-    from fewlabel.data import drawing
+    from fewlabel.data import drawing, own
+    from fewlabel.data.labels import known
 
     experiment = experiment_of(what, changes)
     dataset, dealt = dealt_out(experiment)
@@ -201,6 +202,9 @@ def partition(
         told = {"checksum": dealt.checksum, "classes": dataset.classes, "shares": rows, "left_out": nobodys}
         return print(json.dumps(told, indent=1))
     Console(highlight=False, emoji=False).print(drawing.draw(dealt, labels, dataset.classes, holders=whose))
+    hidden = sum(len(known(labels, share.unlabeled)) for share in dealt.shares)
+    if hidden and experiment.data.name in own.KINDS:
+        print(f"hidden: {hidden:,} labels that are known; labels.at=every-client and labels.fraction=1 use them all")
     return show_left_out(nobodys)
 
 

@@ -173,29 +173,33 @@ def predict(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
     return torch.cat(parts)
 
 
+AUDITED = ("used", "judged", "correct")
+
+
 @dataclass(frozen=True)
 class Audit:
     """Pseudo-labels given to images whose true label the method never sees, judged from outside the method."""
 
     total: int  # unlabeled images of the clients that took part
     used: Tensor  # int64 [C]: pseudo-labels given, by pseudo-label
+    judged: Tensor  # int64 [C]: of which to images whose true label somebody knows
     correct: Tensor  # int64 [C]: of which right
 
     def to_json(self) -> dict[str, Any]:
-        return {"total": self.total, "used": self.used.tolist(), "correct": self.correct.tolist()}
+        return {"total": self.total} | {part: getattr(self, part).tolist() for part in AUDITED}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(int(data["total"]), torch.tensor(data["used"]), torch.tensor(data["correct"]))
+        return cls(int(data["total"]), *(torch.tensor(data[part]) for part in AUDITED))
 
 
 def audit_metrics(audit: Audit) -> Metrics:
-    """How many images got a pseudo-label, and how many of these labels are right; None where nothing was labeled."""
-    used, correct = audit.used.double(), audit.correct.double()
+    """How many images got a pseudo-label, and how many of those that can be judged are right; None where none can."""
+    judged, correct = audit.judged.double(), audit.correct.double()
     return {
-        "coverage": _mean(used.sum() / audit.total),
-        "precision": _mean(correct.sum() / used.sum()),
-        "precision_per_class": _listed(correct / used),
+        "coverage": _mean(audit.used.double().sum() / audit.total),
+        "precision": _mean(correct.sum() / judged.sum()),
+        "precision_per_class": _listed(correct / judged),
         "used_per_class": audit.used.tolist(),
     }
 
@@ -203,8 +207,8 @@ def audit_metrics(audit: Audit) -> Metrics:
 def merge_audits(parts: Iterable[Audit]) -> Audit:
     """The audit of all parts together."""
     parts = list(parts)
-    used, correct = _total(part.used for part in parts), _total(part.correct for part in parts)
-    return Audit(sum(part.total for part in parts), used, correct)
+    counts = (_total(getattr(part, name) for part in parts) for name in AUDITED)
+    return Audit(sum(part.total for part in parts), *counts)
 
 
 def _checked(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

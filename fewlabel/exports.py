@@ -15,10 +15,13 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fewlabel import checkpoint
+from fewlabel.data import own
+from fewlabel.data.listing import counted
 from fewlabel.data.partition import Partition
+from fewlabel.data.splits import DRAWN, SPLITS
 from fewlabel.display import leaves
 from fewlabel.errors import BadInput, StorageError
-from fewlabel.experiment import plain_method
+from fewlabel.experiment import Data, plain_method
 from fewlabel.predictions import FILE, Card, Model, stored
 from fewlabel.results import METRICS, Result
 from fewlabel.tables import Table, percent
@@ -27,6 +30,7 @@ ONNX = "model.onnx"
 CARD = "MODEL_CARD.md"
 KINDS = ("onnx", "safetensors")
 OPSET = 18
+MANY = 1000  # test images, of which one decides nothing
 
 
 class Exported(NamedTuple):
@@ -67,12 +71,14 @@ def export(run: Path, to: str, out: Path | None = None) -> Exported:
     }
     model = Model.open(run)
     data = to_onnx(model, about) if to == "onnx" else save(weights, {"fewlabel": json.dumps(about)})
-    told = "\n".join(described(result, model, about))
+    name = ONNX if to == "onnx" else FILE
+    there = [kind for kind in (ONNX, FILE) if kind == name or (folder / kind).exists()]
+    told = "\n".join(described(result, model, about, there))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"{folder} cannot be made: {error.strerror}") from None
-    written = Exported(folder / (ONNX if to == "onnx" else FILE), folder / CARD)
+    written = Exported(folder / name, folder / CARD)
     checkpoint.write(written.model, data)
     checkpoint.write(written.card, told.encode())
     return written
@@ -120,7 +126,8 @@ def to_onnx(model: Model, about: dict[str, Any]) -> bytes:
 # The card
 
 
-def described(result: Result, model: Model, about: dict[str, Any]) -> Iterator[str]:
+def described(result: Result, model: Model, about: dict[str, Any], there: Sequence[str]) -> Iterator[str]:
+    """The card's lines, of the files that are `there` beside it."""
     card, experiment = model.card, result.experiment
     size, count = card.image_size, sum(value.numel() for value in model.network.parameters())
     yield f"# {result.name} on {experiment.data.name}\n"
@@ -132,7 +139,7 @@ def described(result: Result, model: Model, about: dict[str, Any]) -> Iterator[s
     yield "## What it must not be used for\n"
     yield from (f"- {sentence}" for sentence in limits(result, card))
     yield "\n## How it is used\n"
-    yield from (f"- {sentence}" for sentence in usage(model))
+    yield from (f"- {sentence}" for sentence in usage(model, there))
     yield "\n## Data and labels\n"
     yield from (f"- {sentence}" for sentence in origin(result, card))
     yield "\n## Method\n"
@@ -166,19 +173,22 @@ def limits(result: Result, card: Card) -> Iterator[str]:
         yield "Nobody has measured it."
 
 
-def usage(model: Model) -> Iterator[str]:
+def usage(model: Model, there: Sequence[str]) -> Iterator[str]:
     card = model.card
     shape = f"[N, {card.channels}, {card.image_size}, {card.image_size}]"
     channels = {1: ", grey", 3: ", red, green, blue"}.get(card.channels, "")
     mean, std = ([round(value, 6) for value in values] for values in (card.mean, card.std))
-    yield (
-        f"`{ONNX}`: input `images`, uint8 {shape}{channels}, any N, values 0 to 255; output `probabilities`, float32 "
-        f"[N, {len(card.classes)}], in the order of the classes above. Normalisation is inside."
-    )
-    yield (
-        f"`{FILE}`: `fewlabel predict {FILE} images/` prepares images by itself. Elsewhere, the network takes "
-        f"(x / 255 - mean) / std of such images, with mean {mean} and std {std}, and gives logits."
-    )
+    yield f"Images are uint8 {shape}{channels}, any N, values 0 to 255."
+    if ONNX in there:
+        yield (
+            f"`{ONNX}`: input `images`, such images; output `probabilities`, float32 [N, {len(card.classes)}], in the "
+            "order of the classes above. Normalisation is inside."
+        )
+    if FILE in there:
+        yield (
+            f"`{FILE}`: `fewlabel predict {FILE} images/` prepares images by itself. Elsewhere, the network takes "
+            f"(x / 255 - mean) / std of such images, with mean {mean} and std {std}, and gives logits."
+        )
     yield (
         "Images of another size are squeezed into the square by bilinear interpolation with antialiasing, as by "
         "Pillow's `resize`, not cropped."
@@ -202,7 +212,7 @@ def origin(result: Result, card: Card) -> Iterator[str]:
         yield "Data lay at the sites, and who held what is not known here."
         return
     dealt, told = Partition.load(path), json.loads(path.read_text())
-    yield f"Data set `{experiment.data.name}`, digest `{dealt.data}`, split `{experiment.data.split}`."
+    yield f"Data set `{experiment.data.name}`, digest `{dealt.data}`, {split_of(experiment.data)}."
     sizes = [len(share.images) for share in dealt.shares]
     yield (
         f"{len(sizes)} clients with {min(sizes):,} to {max(sizes):,} images each, dealt out by "
@@ -223,6 +233,22 @@ def origin(result: Result, card: Card) -> Iterator[str]:
     )
 
 
+def split_of(data: Data) -> str:
+    """How it was decided which images train, validate and test."""
+    split: str = data.split
+    if split == "published":
+        if data.name not in own.KINDS:
+            return f"split `{split}`, or where none is published `{DRAWN}`"
+        try:
+            if own.find(data.name, data.path, data.columns).splits:
+                return "with the split that it came with"
+        except BadInput:
+            return "with the split that it came with, or else a drawn one"  # it is no longer there to be asked
+        split = DRAWN
+    train, validation, test = SPLITS[split]
+    return f"split drawn: of the labeled images {train}% to train, {validation}% to validate and {test}% to test"
+
+
 def measured(result: Result, card: Card) -> Iterator[str]:
     last, chosen = result.last, result.chosen
     if not last or "test" not in last:
@@ -231,6 +257,9 @@ def measured(result: Result, card: Card) -> Iterator[str]:
     test = last["test"]
     rows = tuple((words, percent(test.get(key))) for key, words in METRICS.items())
     yield Table(f"Test set, {test['images']:,} images, round {last['round']}, in percent", ("", "all"), rows).markdown()
+    if 0 < test["images"] < MANY:
+        points = f"{100 / test['images']:.1f} points of accuracy"
+        yield f"{counted(test['images'], 'test image')}: one more error is {points}.\n"
     yield Table(
         "By class, in percent", ("class", "test images", "recall", "precision", "AUC"), by_class(test, card)
     ).markdown()

@@ -275,11 +275,11 @@ class Worker:
     def audit(self, where: Tensor, index: Tensor, pseudo_label: Tensor) -> evaluate.Audit:
         """Pseudo-labels against the labels that the site does not have."""
         truth, classes = self.world.dataset.splits["train"].labels[where], len(self.world.dataset.classes)
-        known = truth[index] >= 0  # what nobody labeled cannot be scored
-        index, pseudo_label = index[known], pseudo_label[known]
-        used = torch.bincount(pseudo_label, minlength=classes)
-        correct = torch.bincount(pseudo_label[pseudo_label == truth[index]], minlength=classes)
-        return evaluate.Audit(int((truth >= 0).sum()), used, correct)
+        known, right = truth[index] >= 0, truth[index] == pseudo_label
+        used, judged, correct = (
+            torch.bincount(some, minlength=classes) for some in (pseudo_label, pseudo_label[known], pseudo_label[right])
+        )
+        return evaluate.Audit(len(where), used, judged, correct)
 
     def accuracy(self, weights: Tree) -> float:
         """Of a local model on the test set."""

@@ -215,6 +215,24 @@ def test_what_is_left_out_is_told_and_clients_have_their_names(tmp_path: Path, f
     ]
 
 
+def test_labels_of_ones_own_that_are_known_and_hidden_are_counted(tmp_path: Path, fewlabel: Command) -> None:
+    """Hospital x has no labels, y and z have: by default those of y are used."""
+    path = hospital(tmp_path)
+    path.write_text(path.read_text().replace("a,x,", ",x,").replace("b,x,", ",x,"))
+    settings = [f"data.path={path}", "clients.partition=by-column", "clients.count=3", "data.image_size=16"]
+    argv = ["data", "partition", "csv", *(word for setting in settings for word in ("--set", setting))]
+    x, y, z = json.loads(fewlabel(*argv, "--format", "json").out)["shares"]
+    assert (sum(x["labeled"]), sum(x["unlabeled"]), sum(z["labeled"])) == (0, 0, 0)
+    assert sum(y["labeled"]) > 0 < sum(z["unlabeled"])
+    told = f"hidden: {sum(z['unlabeled'])} labels that are known; labels.at=every-client and labels.fraction=1 use "
+    assert fewlabel(*argv).out.splitlines()[-1] == told + "them all"
+    assert "hidden" not in fewlabel(*argv, "--set", "labels.at=every-client", "--set", "labels.fraction=1").out
+    assert "hidden" not in fewlabel("data", "partition", "digits").out
+    found = fewlabel(*argv, "--set", "labels.clients=3")
+    assert found.code == 2
+    assert "labels.clients = 3, but only 2 of 3 clients have labels: 1, 2" in found.err
+
+
 def test_wrong_labels_are_counted(fewlabel: Command) -> None:
     found = fewlabel("data", "partition", "--set", "labels.noise=0.5", "--set", "clients.count=2")
     lines = [line.split() for line in found.out.splitlines()]

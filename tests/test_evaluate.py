@@ -302,24 +302,28 @@ class TestPredict:
 
 
 def test_audit():
-    # 20 images; 4 called class 0 (3 right), none class 1, 6 class 2 (3 right): 10 of 20 used, 6 of 10 right.
-    audit = Audit(20, torch.tensor([4, 0, 6]), torch.tensor([3, 0, 3]))
+    # 20 images; 5 called class 0 (of 4 with a known label 3 right), none class 1, 7 class 2 (of 6, 3 right): 12 of 20
+    # used, 6 of 10 right.
+    audit = Audit(20, torch.tensor([5, 0, 7]), torch.tensor([4, 0, 6]), torch.tensor([3, 0, 3]))
     assert audit_metrics(audit) == {
-        "coverage": 0.5,
+        "coverage": 0.6,
         "precision": 0.6,
         "precision_per_class": [0.75, None, 0.5],
-        "used_per_class": [4, 0, 6],
+        "used_per_class": [5, 0, 7],
     }
     again = Audit.from_json(json.loads(json.dumps(audit.to_json())))
-    assert again.to_json() == audit.to_json() == {"total": 20, "used": [4, 0, 6], "correct": [3, 0, 3]}
+    told = {"total": 20, "used": [5, 0, 7], "judged": [4, 0, 6], "correct": [3, 0, 3]}
+    assert again.to_json() == audit.to_json() == told
     assert again.used.dtype == again.correct.dtype == torch.int64
-    double = {"total": 40, "used": [8, 0, 12], "correct": [6, 0, 6]}
+    double = {"total": 40, "used": [10, 0, 14], "judged": [8, 0, 12], "correct": [6, 0, 6]}
     assert merge_audits(iter([audit, again])).to_json() == double
 
 
 def test_audit_of_nothing():
-    nothing = Audit(0, torch.zeros(2).long(), torch.zeros(2).long())
+    none = torch.zeros(2).long()
+    nothing = Audit(0, none, none, none)
     empty = {"coverage": None, "precision": None, "precision_per_class": [None, None], "used_per_class": [0, 0]}
     assert audit_metrics(nothing) == empty
-    unused = Audit(5, torch.zeros(2).long(), torch.zeros(2).long())
-    assert audit_metrics(unused) == empty | {"coverage": 0.0}
+    assert audit_metrics(Audit(5, none, none, none)) == empty | {"coverage": 0.0}
+    unjudged = Audit(4, torch.tensor([2, 1]), none, none)
+    assert audit_metrics(unjudged) == empty | {"coverage": 0.75, "used_per_class": [2, 1]}

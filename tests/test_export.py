@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,12 @@ import fewlabel as fl
 from fewlabel import evaluate
 from fewlabel.cli import main
 from fewlabel.errors import BadInput
-from fewlabel.exports import by_class
-from fewlabel.predictions import Card, Model
+from fewlabel.experiment import Data
+from fewlabel.exports import ONNX, by_class, split_of
+from fewlabel.predictions import FILE, Card, Model
 from fewlabel.runs import execute
 from fewlabel.worker import World
+from tests.test_own_data import grey
 
 SETTINGS = (
     "clients.count=2",
@@ -122,6 +125,20 @@ def test_the_card_has_the_runs_own_numbers_and_what_it_is_not_for(trained: Calla
     ):
         assert words in card
     assert str(run) not in card
+    assert (f"`{FILE}`: " in card, f"`{ONNX}`: " in card) == (True, False)  # which is not there
+    assert "\n300 test images: one more error is 0.3 points of accuracy.\n" in card
+
+
+def test_the_card_says_whose_split_it_was(tmp_path: Path) -> None:
+    for part in ("", "train/", "test/"):
+        for name in "ab":
+            grey(tmp_path / ("divided" if part else "whole") / part / name / "1.png", 1)
+    drawn = "split drawn: of the labeled images 70% to train, 10% to validate and 20% to test"
+    whole, divided, gone = (Data("folder", path=str(tmp_path / name)) for name in ("whole", "divided", "gone"))
+    assert split_of(whole) == split_of(replace(divided, split="70-10-20")) == drawn
+    assert split_of(divided) == "with the split that it came with"
+    assert split_of(gone) == "with the split that it came with, or else a drawn one"
+    assert split_of(Data("digits")) == "split `published`, or where none is published `70-10-20`"
 
 
 def test_precision_by_class_is_of_what_was_called_so() -> None:

@@ -512,6 +512,31 @@ def test_what_nobody_labeled_is_dealt_out_but_never_labeled():
         assert np.array_equal(np.sort(every(partition)), np.arange(len(y)))
 
 
+@pytest.mark.parametrize("which", ["first", "rule", "seed"])
+def test_only_clients_with_labels_can_be_the_labeled_ones(which):
+    y, hospital = np.array([-1] * 6 + [0, 1] * 2 + [-1, 0, 1]), np.repeat([*"abc"], [6, 4, 3])  # b has 4 labels, c 2
+    clients = Clients(count=3, partition="by-column", min_size=1)
+
+    def dealt(seed: int = 0, **labels: object) -> Partition:
+        return partitions.of(dataset(y, hospital), Experiment(clients=clients, labels=Labels(**labels), seed=seed))
+
+    for seed in range(4):
+        assert [len(s.labeled) for s in dealt(seed, clients=2, which=which).shares] == [0, 4, 2]
+        assert [len(s) for s in dealt(seed, clients=1, which=which).shares] == [6, 4, 3]
+        assert any(len(s.labeled) for s in dealt(seed, clients=1, which=which).shares)
+    with pytest.raises(BadInput, match=r"labels.clients = 3, but only 2 of 3 clients have labels: 1, 2$"):
+        dealt(clients=3, which=which)
+    with pytest.raises(BadInput, match=r"labels.ids = \[0, 1\], but only 2 of 3 clients have labels: 1, 2$"):
+        dealt(ids=(0, 1), which=which)
+
+
+@pytest.mark.parametrize("at", ["every-client", "server"])
+def test_a_run_without_any_label_is_refused(at):
+    for validation in (0.0, 0.1):
+        with pytest.raises(BadInput, match=f"labels.at = '{at}' finds no label to train on; a run needs some"):
+            deal(np.full(40, -1), Clients(count=2), Labels(at, validation=validation), 0, classes=2)
+
+
 # Validation
 
 

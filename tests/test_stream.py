@@ -158,6 +158,10 @@ def test_the_audit_scores_the_images_of_the_round(run_dir):
     site.audit(torch.arange(len(there)), said)
     found = Audit.from_json(worker.seen(Job("", "client", client=2, round=3), site)["audit"]["0"])
     assert (found.total, int(found.used.sum()), int(found.correct.sum())) == (len(there), len(there), len(there) - 4)
+    truth[torch.from_numpy(there[2:])] = -1  # nobody knows any but two, both of which are wrong
+    found = Audit.from_json(worker.seen(Job("", "client", client=2, round=3), site)["audit"]["0"])
+    assert (found.total, int(found.used.sum()), int(found.judged.sum())) == (len(there), len(there), 2)
+    assert int(found.correct.sum()) == 0
 
 
 # Left-out shares, noise and validation

@@ -180,6 +180,19 @@ def test_pseudo_labels_have_columns_where_there_are_some(made: Made) -> None:
     assert column(comparison, "pseudo-labels: coverage") == {"fedavg": "–", "rscfed": "50.0"}
 
 
+def test_a_ceiling_with_the_labels_of_the_floor_leaves_no_gap_and_that_is_told(made: Made) -> None:
+    def told(value: float, images: int | None) -> list[str]:
+        rows = {"labels-only": (0.5, 1000), "rscfed": (0.6, 1000), "all-labels": (value, images)}
+        found = [
+            made(of(name), accuracy, **({"images_labeled": count, "images_unlabeled": 0} if images else {}))
+            for name, (accuracy, count) in rows.items()
+        ]
+        return [note for note in Comparison(found).table().notes if "No gap" in note]
+
+    assert told(0.5, 1000) == ["No gap to close: all-labels has no label that labels-only lacks."]
+    assert told(0.5, 9000) == told(0.7, 1000) == told(0.5, None) == []  # that of sites elsewhere nobody knows
+
+
 def test_who_trains_on_far_more_images_than_the_floor_is_told(made: Made) -> None:
     def told(unlabeled: int) -> list[str]:
         rows = {"labels-only": (1000, 0), "rscfed": (800, unlabeled), "all-labels": (9000, 0)}

@@ -17,20 +17,27 @@ Index = np.ndarray  # int64, into the training split
 def choose(y: np.ndarray, parts: Sequence[Index], labels: "Labels", rng: Rng) -> tuple[list[int], list[int]]:
     """The clients that are fully labeled where some are, and the others of the federation.
 
-    Parts without images are of nobody.
+    Parts without images are of nobody, and who has no label that is known can only be one of the others.
     """
-    there = [client for client, part in enumerate(parts) if len(part)]
+    able = {client: bool(len(known(y, part))) for client, part in enumerate(parts) if len(part)}
+    there = list(able)
     order, asked = there, labels.full if "some-clients" in labels.at else 0
     if labels.which == "rule":
         order = by_rule(y, parts)
     elif labels.which == "seed":
         order = [there[i] for i in rng.numpy.permutation(len(there))]
-    chosen = order[:asked] if labels.ids is None or not asked else [n for n in labels.ids if n in there]
+    wanted = [client for client in (order if labels.ids is None else labels.ids) if client in able]
+    chosen = [client for client in wanted if able[client]][:asked]
     rest = [client for client in (order if labels.which == "seed" else there) if client not in chosen]
     others = rest[: labels.unlabeled_clients]
-    if not there or len(chosen) < asked or len(others) < (labels.unlabeled_clients or 0):
+    if not there or len(wanted) < asked or len(others) < (labels.unlabeled_clients or 0):
         holders = ", ".join(map(str, there)) or "nobody"
         raise BadInput(f"labels.clients, ids or unlabeled_clients ask for more than those who hold images: {holders}")
+    if len(chosen) < asked:
+        asks = f"labels.clients = {asked}" if labels.ids is None else f"labels.ids = {list(labels.ids)}"
+        having = [str(client) for client in there if able[client]]
+        some = f"{len(having)} of {len(there)} clients {'has' if len(having) == 1 else 'have'} labels"
+        raise BadInput(f"{asks}, but only {some}: {', '.join(having) or 'nobody'}")
     return chosen, others
 
 

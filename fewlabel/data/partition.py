@@ -350,6 +350,10 @@ def deal(
         elif "every-client" in places and len(able):
             labeled = where.some(y, able, labels, rng.stream("labels", number))
         shares.append(Share(labeled, np.setdiff1d(part, labeled)))
+    if not len(server) and not any(len(share.labeled) for share in shares):
+        raise BadInput(
+            f"labels.at = '{labels.at}' finds no label to train on; a run needs some, at a client or the server"
+        )
     if labels.validation and published:
         raise BadInput("labels.validation is for data without a validation split, and these have one; leave it out")
     if labels.validation:

@@ -11,6 +11,7 @@ UNDIVIDED = "undivided"  # the split of a site, which trains on all that it does
 
 # Of all images, in per cent. FedMatch's are 63,000/3,500/3,500 of Fashion-MNIST and 54,000/3,000/3,000 of CIFAR-10.
 SPLITS: dict[str, tuple[int, int, int]] = {"80-20": (80, 0, 20), "70-10-20": (70, 10, 20), "fedmatch": (90, 5, 5)}
+DRAWN = "70-10-20"  # where none is published
 
 
 def sides(parts: dict[str, Part], split: str, seed: int) -> dict[str, np.ndarray]:
@@ -23,7 +24,7 @@ def sides(parts: dict[str, Part], split: str, seed: int) -> dict[str, np.ndarray
         return {name: np.full(len(part), "test" if name == "test" else "train") for name, part in parts.items()}
     if split == "published" and "all" not in parts:
         return {name: np.full(len(part), name) for name, part in parts.items()}
-    split = "70-10-20" if split == "published" else split
+    split = DRAWN if split == "published" else split
     if split not in SPLITS:
         raise BadInput(f"there is no split '{split}'; there are published, {', '.join(SPLITS)}")
     label = np.concatenate([part.labels for part in parts.values()])
