@@ -38,7 +38,7 @@ def shorter(app, what, name, obj, options, signature, returned):
     """Types without their ranges, and defaults of settings that have settings without those: they are listed."""
     if signature is None:
         return None
-    plain = re.sub(r"Annotated\[(\w+), Range\([^()]*\)\]", r"\1", signature)
+    plain = re.sub(r"(?:~typing\.)?Annotated\[(\w+), [~.\w]*Range\([^()]*\)\]", r"\1", signature)
     return re.sub(r"= (\w+)\(\w+=[^()]*\)", r"= \1()", plain), returned
 
 

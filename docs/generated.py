@@ -1,6 +1,10 @@
-"""The parts of the manual that the code writes: a page names one as `<!-- generated: settings rscfed -->`."""
+"""The parts of the manual that the code writes: a page names one as `<!-- generated: settings rscfed -->`.
+
+A line in *(brackets)* below that is for those who read the page's source, and goes.
+"""
 
 import inspect
+import pkgutil
 import re
 import sys
 from collections.abc import Iterable
@@ -11,7 +15,7 @@ import click
 import typer
 
 import fewlabel
-from fewlabel import display
+from fewlabel import display, learn
 from fewlabel.cli import app
 from fewlabel.federation import tasks
 from fewlabel.methods import METHODS
@@ -109,15 +113,25 @@ def option(found: click.Option) -> str:
     return f"`{', '.join(found.opts)}{value}`"
 
 
+AUTHORS = ("federation.Model", "federation.Reply", "data.sets.Labeled", "data.sets.Unlabeled")
+
+
 def python() -> str:
-    """The public names, by autodoc."""
+    """The public names, and what methods are written with, by autodoc."""
     kinds = {True: "autoclass", False: "autofunction"}
     public = {name: getattr(fewlabel, name) for name in sorted(fewlabel.__all__, key=str.lower)}
     shown = {name: kinds[inspect.isclass(value)] for name, value in public.items() if callable(value)}
     parts = [
         f".. {kind}:: fewlabel.{name}\n" + "   :members:\n" * (kind == "autoclass") for name, kind in shown.items()
     ]
-    return "```{eval-rst}\n" + "\n".join([*parts, ".. automodule:: fewlabel.tree\n   :members:\n"]) + "```"
+    modules = [f"learn.{module.name}" for module in pkgutil.iter_modules(learn.__path__)]
+    own = [f".. autoclass:: fewlabel.{name}\n   :members:\n" for name in AUTHORS]
+    own += [f".. automodule:: fewlabel.{name}\n   :members:\n" for name in ("tree", *modules)]
+    return f"{rst(parts)}\n\n## To write methods with\n\n{rst(own)}"
+
+
+def rst(parts: Iterable[str]) -> str:
+    return "```{eval-rst}\n" + "\n".join(parts) + "```"
 
 
 PARTS = {part.__name__: part for part in (settings, names, methods, leaves, idea, departs, cli, python)}
@@ -125,4 +139,5 @@ PARTS = {part.__name__: part for part in (settings, names, methods, leaves, idea
 
 def expand(page: str) -> str:
     """A page with its generated parts."""
-    return re.sub(r"<!-- generated: (\w+) ?([\w-]*) -->", lambda m: PARTS[m[1]](*filter(None, [m[2]])), page)
+    marks = r"<!-- generated: (\w+) ?([\w-]*) -->(?:\n\*\(.*\)\*)?"
+    return re.sub(marks, lambda m: PARTS[m[1]](*filter(None, [m[2]])), page)

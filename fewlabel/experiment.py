@@ -182,15 +182,15 @@ def read_method(table: Any, where: str = "method") -> Any:
                 raise BadInput(f"method '{name}' {why}") from error
             raise BadInput(f"method '{name}' cannot be imported: {error}") from error
     else:
-        raise BadInput(unknown("method", name, [*METHODS, *ROWS]))
+        raise BadInput(unknown("method", name, [*METHODS, *ROWS], "see `fewlabel list methods`"))
     check_method(type(base))
     return strict.read(type(base), overlay(strict.plain(base), table), where)
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name that is not in a table."""
+def unknown(what: str, name: str, known: Iterable[str], else_: str = "") -> str:
+    """The sentence for a name that is not in a table, and like none of its names: then `else_`, or all of them."""
     near = get_close_matches(name, list(known), 1)
-    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}"
+    hint = f"did you mean '{near[0]}'?" if near else else_ or f"there are {', '.join(known)}"
     return f"there is no {what} '{name}'; {hint}"
 
 

@@ -43,8 +43,10 @@ def predict(
       fewlabel predict runs/fedprox-digits-seed0 new/*.png
       fewlabel predict runs/ours scans/ --csv found.csv --unsure-below 0.95
     """
-    if table is not None and (table.is_dir() or not table.absolute().parent.is_dir()):
-        raise BadInput(f"--csv {table} is a directory, or lies in none; name a file in one that is there")
+    if table is not None and table.is_dir():
+        raise BadInput(f"--csv {table} is a directory; name a file in it")
+    if table is not None and not table.absolute().parent.is_dir():
+        raise BadInput(f"--csv {table} cannot be written: there is no directory {table.parent}")
     from fewlabel import predictions
     from fewlabel.display import Screen
     from fewlabel.options import tell

@@ -84,4 +84,6 @@ def show_papers(name: str, form: Form) -> None:
     Console(highlight=False, markup=False, emoji=False).print(overview(found))
     if name:
         print("\n".join(f"{table['name']}/{row}" for table in found for row in table["rows"]))
+    else:
+        print("`fewlabel reproduce NAME --list` names a table's rows.")
     return None

@@ -90,13 +90,14 @@ def settings(cls: Any) -> dict[str, tuple[str, str]]:
 
 @cache
 def comments(cls: Any) -> dict[str, str]:
-    """What the source says beside each field, where there is a source."""
+    """What the source says beside each field, of the class or of one that it is built on, where there is a source."""
+    told = {name: about for base in reversed(cls.__bases__) for name, about in comments(base).items()}
     try:
         lines = inspect.getsource(cls).splitlines()
     except (OSError, TypeError):
-        return {}
+        return told
     found = (re.match(r"    (\w+): .*  # (?!type:|noqa)(.+)", line) for line in lines)
-    return {match[1]: match[2] for match in found if match}
+    return told | {match[1]: match[2] for match in found if match}
 
 
 def parse(text: str) -> Any:
@@ -130,7 +131,9 @@ def _value(hint: Any, raw: Any, at: str, tree: list[str] | None) -> Any:
         return None
     classes, kind = _accepts(core, built)
     if not isinstance(raw, classes) or (isinstance(raw, bool) and core in (int, float)):
-        raise BadInput(f"{at or 'the settings'} must be {kind}, found {_shown(raw)}")
+        lacks = get_origin(core) is tuple and isinstance(raw, str | int) and isinstance(parse(f"[{raw}]"), list)
+        example = f", as in '{at}=[{raw}]'," if lacks and not built else ","  # brackets are all that lacks
+        raise BadInput(f"{at or 'the settings'} must be {kind}{example} found {_shown(raw)}")
     if get_origin(core) is Literal:
         value = "none" if raw is None and not built else raw  # `parse` cannot know that "none" is a choice here
         if not any(type(value) is type(choice) and value == choice for choice in args):

@@ -241,6 +241,12 @@ def test_an_upload_that_is_not_finite_is_refused(complaint: Complain) -> None:
     assert sentence.endswith("to go on: fewlabel run --resume run")
 
 
+def test_a_message_of_another_type_names_the_task_that_it_is_for(complaint: Complain) -> None:
+    code, sentence = complaint(*RUN, "--method", f"{BAD}Bare", "--out", "run")
+    assert code == 3
+    assert "'local_update' is sent a message that is not of its annotation: Model: expected Model, found" in sentence
+
+
 def test_a_method_that_raises_at_a_client_leaves_its_traceback(complaint: Complain, tmp_path: Path) -> None:
     code, sentence = complaint(*RUN, "--method", f"{BAD}Raises", "--out", "run")
     assert code == 3

@@ -41,6 +41,7 @@ def test_commands_print_what_a_page_says(name, tmp_path, monkeypatch):
 def test_what_a_page_has_generated_is_there(page):
     whole = generated.expand(page.read_text())
     assert "<!-- generated" not in whole
+    assert "`make docs` builds" not in whole  # which is said in the source alone
     assert len(whole) >= len(page.read_text())
 
 
@@ -48,7 +49,8 @@ def test_commands_and_settings_are_in_the_reference():
     told = generated.expand((DOCS / "cli.md").read_text())
     for part in ("## fewlabel\n", "### fewlabel run\n", "### fewlabel data check\n", "`--set A.B=C`"):
         assert part in told
-    assert "| `method.group_size` | `5` | K; a whole number at least 1 |" in generated.settings("rscfed")
+    told = generated.settings("rscfed")
+    assert "| `method.group_size` | `5` | K: clients in a group; a whole number at least 1 |" in told
 
 
 def test_each_generated_part_is_the_one_that_was_asked_for():
@@ -60,6 +62,8 @@ def test_each_generated_part_is_the_one_that_was_asked_for():
     assert generated.departs("isofed").startswith("No code of the authors can be had.")
     assert ".. autoclass:: fewlabel.Result\n   :members:\n" in generated.python()
     assert ".. autofunction:: fewlabel.run\n\n" in generated.python()
+    assert ".. autoclass:: fewlabel.data.sets.Unlabeled\n   :members:\n" in generated.python()
+    assert ".. automodule:: fewlabel.learn.loop\n   :members:\n" in generated.python()
 
 
 def test_what_leaves_a_site_is_read_from_annotations():

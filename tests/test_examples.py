@@ -1,4 +1,4 @@
-"""The examples work: a method in under 40 lines that passes what every method must, and two notebooks."""
+"""The examples work: a method in 40 lines of code that passes what every method must, and two notebooks."""
 
 import os
 import shutil

@@ -333,7 +333,7 @@ def test_the_csv_needs_a_directory_that_is_there(
     grey: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["predict", *map(str, grey), "--csv", str(tmp_path / "no" / "a.csv")]) == 2
-    assert "name a file in one that is there" in capsys.readouterr().err
+    assert f"there is no directory {tmp_path / 'no'}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["predict", "export"])

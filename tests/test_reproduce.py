@@ -459,6 +459,7 @@ def test_the_list_names_every_table_and_the_data_that_are_missing(fewlabel: Comm
     assert (found.code, found.err) == (0, "")
     assert [name for name in tables() if name not in found.out] == []
     assert "svhn*" in found.out
+    assert found.out.endswith("`fewlabel reproduce NAME --list` names a table's rows.\n")
     told = {one["name"]: one for one in json.loads(fewlabel("--list", "--format", "json").out)}
     assert told["rscfed-table1"]["data"] == {"svhn": False, "cifar100": False, "isic2018": False}
     assert len(told["rscfed-table1"]["rows"]) == 15

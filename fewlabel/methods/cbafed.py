@@ -69,28 +69,28 @@ class Update:
 class CBAFed:
     """Fixed pseudo-labels by class-balanced thresholds, second guesses for rare classes, residual weights."""
 
-    warmup: Natural = 1  # P, rounds of the labeled clients alone
-    warmup_epochs: Count = 501  # J
-    threshold: Share = 0.84  # tau
-    highest: Share = 0.95  # tau_h
+    warmup: Natural = 1  # P: rounds of the labeled clients alone
+    warmup_epochs: Count = 501  # J: epochs of a labeled client in a round of the warm-up
+    threshold: Share = 0.84  # tau: probability above which a pseudo-label counts, before it is fitted to each class
+    highest: Share = 0.95  # tau_h: the highest threshold of a class
     beta: NonNegative = 0.3  # a class is rare if its share is below beta / C
-    skip: Count = 5  # s, epochs or rounds
-    blend_epochs: Share = 0.8  # alpha_1: share of the earlier weights
-    blend_rounds: Share = 0.5  # alpha_2
-    epochs_unlabeled: Count = 1
+    skip: Count = 5  # s: epochs at labeled clients, or rounds at the server, from one blend of weights to the next
+    blend_epochs: Share = 0.8  # alpha_1: share of the earlier weights in a blend at clients and in the warm-up
+    blend_rounds: Share = 0.5  # alpha_2: the same at the server, after the warm-up
+    epochs_unlabeled: Count = 1  # of a round at clients without labels
     local: Local = Local(epochs=11, batch_size=64, lr=0.03, lr_unlabeled=0.02)
     # The paper's ablations and its strategies of labeling: once a round, once an epoch, each batch, or not at all.
-    labeling: Literal["fixed", "refreshed", "batch", "none"] = "fixed"
+    labeling: Literal["fixed", "refreshed", "batch", "none"] = "fixed"  # when pseudo-labels are made
     adaptive: bool = True  # else one threshold for all classes
-    tail: bool = True
-    residual: bool = True
+    tail: bool = True  # second guesses for rare classes
+    residual: bool = True  # weights are blended with earlier ones
     tail_scaled: bool = False  # eq. 16 with the shares of eq. 13, not 8; of two classes, both would be rare
-    labeled_share: Share | None = None  # RSCFed's weight adjustment
+    labeled_share: Share | None = None  # RSCFed's weight adjustment: the labeled clients' part of the average
     # What the authors' code does beyond the paper.
     labeled_times: Positive | None = None  # a factor for each labeled client's weight; 10 for ISIC
     blend_from_first: bool = False  # epochs of the residual are counted from the weights after the first
-    label_view: Literal["plain", "weak"] = "plain"
-    persistent_optimizer: bool = False
+    label_view: Literal["plain", "weak"] = "plain"  # of the images that are labeled
+    persistent_optimizer: bool = False  # momentum stays with the client
 
     settings = frozenset({SOME_CLIENTS, EVERY_CLIENT})
 

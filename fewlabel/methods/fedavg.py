@@ -63,11 +63,11 @@ class FedAvg:
 
     local: Local = Local(epochs=5, batch_size=10)  # E and B of the FedAvg paper
     weights: Literal["size", "uniform"] = "size"  # of a client in the average: its images, or all alike
-    proximal: NonNegative = 0.0  # mu of FedProx
+    proximal: NonNegative = 0.0  # mu of FedProx: pull towards the received weights
     unlabeled: Literal["none", "fixmatch", "uda"] = "none"  # how unlabeled images are learned from
-    weight_unlabeled: NonNegative = 1.0  # lambda_u
+    weight_unlabeled: NonNegative = 1.0  # lambda_u: of the loss on unlabeled images
     confidence: Share = 0.75  # FixMatch's threshold, as in the FedMatch paper
-    batch_unlabeled: Count = 50
+    batch_unlabeled: Count = 50  # images of an unlabeled batch
     sharing: bool = True  # else each client trains for itself
     patience: Count | None = None  # rounds without a lower validation loss, after which a learning rate falls
     decay: Positive = 3.0  # by what it is divided

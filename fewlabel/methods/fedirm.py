@@ -55,26 +55,26 @@ class State:
 class FedIRM:
     """Consistency at unlabeled clients, whose relations among classes are matched with the labeled clients'."""
 
-    temperature: Positive = 2.0  # tau
-    passes: Count = 8  # T, with dropout; a network without dropout is as sure as it says
+    temperature: Positive = 2.0  # tau: how much the relations among classes are softened
+    passes: Count = 8  # T: predictions with dropout of an image; a network without dropout is as sure as it says
     uncertainty: Positive = math.log(2)  # h: pseudo-labels with more entropy are left out
-    ramp: Count = 30  # Omega, in rounds
+    ramp: Count = 30  # Omega: rounds until the loss at unlabeled clients has its full weight
     local: Local = Local(epochs=1, batch_size=48, lr=2e-4, optimizer="adam", second_momentum=0.99, clip=None)
     relation_weight: NonNegative = 1.0  # of eq. 6 beside eq. 1; 0 is the paper's Fed-Consistency
     eq5_as_printed: bool = False  # average probabilities
     epochs_unlabeled: Count | None = None  # where they differ from those of labeled clients
-    labeled_share: Share | None = None  # RSCFed's weight adjustment
+    labeled_share: Share | None = None  # RSCFed's weight adjustment: the labeled clients' part of the average
     # What the authors' code does beyond the paper.
     warmup: Natural = 0  # rounds of the labeled clients alone
     scale: NonNegative = 1.0  # of the loss at unlabeled clients
-    squared_ramp: bool = False
+    squared_ramp: bool = False  # exp(-5 (1 - t / Omega)^2) in place of exp(-5 (1 - t / Omega))
     confidence: Share = 0.0  # pseudo-labels of less probability are left out
     mean_logits: bool = False  # average the dropout passes before the softmax
     per_batch: bool = False  # labeled clients, too, take relations of batches; classes without images are uniform
-    label_smoothing: Share = 0.0
+    label_smoothing: Share = 0.0  # of the loss on labels
     teacher_decay: Share | None = None  # with it a mean teacher, ramped, makes one of the two predictions
-    weights: Literal["size", "uniform"] = "size"
-    persistent_optimizer: bool = False
+    weights: Literal["size", "uniform"] = "size"  # of a client in the average: its images, or all alike
+    persistent_optimizer: bool = False  # the optimizer's memory stays with the client
 
     settings = frozenset({SOME_CLIENTS})
 

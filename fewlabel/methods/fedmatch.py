@@ -86,22 +86,22 @@ class Update:
 class FedMatch:
     """Sigma learns from labels and psi from unlabeled images, with help of the most reliable clients' psi."""
 
-    helpers: Natural = 2  # H; 0 is the paper's "without inter-client consistency"
-    confidence: Share = 0.75  # tau
-    weight_labeled: NonNegative = 10.0  # lambda_s
-    weight_unlabeled: NonNegative = 1.0  # lambda_u
-    weight_l2: NonNegative = 0.01
-    weight_l1: NonNegative = 0.0  # 0.01 for a sparse psi
+    helpers: Natural = 2  # H: clients whose psi helps the others; 0 is the paper's "without inter-client consistency"
+    confidence: Share = 0.75  # tau: probability from which a pseudo-label counts
+    weight_labeled: NonNegative = 10.0  # lambda_s: of the loss on labeled images
+    weight_unlabeled: NonNegative = 1.0  # lambda_u: of the loss on unlabeled images
+    weight_l2: NonNegative = 0.01  # of psi's squared distance from sigma
+    weight_l1: NonNegative = 0.0  # of psi's absolute values; 0.01 for a sparse psi
     zero_below: NonNegative = 0.0  # entries of psi so near to zero leave as zeros; 1e-5 for a sparse psi
     keep_below: NonNegative = 0.0  # entries that moved less than that leave as they came
-    psi_start: NonNegative = 0.2  # times sigma
-    batch_unlabeled: Count = 50
-    server_epochs: Count = 1  # E_G
+    psi_start: NonNegative = 0.2  # psi begins as sigma times this
+    batch_unlabeled: Count = 50  # images of an unlabeled batch
+    server_epochs: Count = 1  # E_G: of a round at the server, where it has the labels
     patience: Count = 3  # rounds without a lower validation loss, after which a learning rate falls
     decay: Positive = 3.0  # by what it is divided
     local: Local = Local(epochs=1, batch_size=10, lr=1e-4, momentum=0.9, weight_decay=0.0, clip=None)
     use_sigma: bool = True  # the paper's ablations: a part that is not used stays as it was at first
-    use_psi: bool = True
+    use_psi: bool = True  # the same
     help_oneself: bool = True  # a helper gets its own psi, too
 
     settings = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})

@@ -49,14 +49,14 @@ class Embedded(Score):
 class FedMatchICLR(FedMatch):
     """FedMatch with helpers that are alike, in every tenth round, and clients that count alike."""
 
-    helpers_every: Count = 10  # rounds
+    helpers_every: Count = 10  # rounds from one in which helpers help to the next
     weight_unlabeled: NonNegative = 0.01  # of pseudo-labels
     weight_helpers: NonNegative = 0.01  # of inter-client consistency
-    weight_l2: NonNegative = 10.0
-    weight_l1: NonNegative = 1e-4
+    weight_l2: NonNegative = 10.0  # of psi's squared distance from sigma
+    weight_l1: NonNegative = 1e-4  # of psi's absolute values
     zero_below: NonNegative = 5e-6
     keep_below: NonNegative = 5e-5
-    batch_unlabeled: Count = 100  # at clients without labels
+    batch_unlabeled: Count = 100  # images of a batch at clients without labels
     patience: Count = 5
     local: Local = Local(epochs=1, batch_size=10, lr=1e-3, momentum=0.0, weight_decay=0.0, clip=None)
 

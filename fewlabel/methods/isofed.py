@@ -32,7 +32,7 @@ class IsoFed:
 
     beta: NonNegative = 1e4  # lambda_c: how fast a model's weight falls with its distance
     pretraining: Natural = 1  # epochs of information maximisation; 0 is the paper's "without PT"
-    student_from: Literal["pretrained", "received"] = "pretrained"
+    student_from: Literal["pretrained", "received"] = "pretrained"  # which weights the student begins with
     teacher: MeanTeacher = MeanTeacher(student_view="strong")
     local: Local = Local(epochs=1, batch_size=64, lr=0.03, lr_unlabeled=0.021)
 

@@ -43,8 +43,8 @@ from fewlabel.tree import Tree
 class RSCFed:
     """Mean teachers at unlabeled clients; a consensus by distance in random groups of clients."""
 
-    groups: Count = 3  # M
-    group_size: Count = 5  # K
+    groups: Count = 3  # M: groups of clients in a round
+    group_size: Count = 5  # K: clients in a group
     beta: NonNegative = 1e4  # how fast a model's weight falls with its distance; 0.01 for ISIC
     labeled_share: Share | None = 0.5  # weight of the labeled clients in a group that has both kinds
     epochs_unlabeled: Count | None = None  # where they differ from those of clients with labels
@@ -57,7 +57,7 @@ class RSCFed:
     warmup: Natural = 0  # rounds of the labeled clients alone
     labeled_times: Positive | None = None  # a factor for each labeled client's weight, in place of the share
     beta_labeled: NonNegative | None = None  # beta in groups with a labeled client
-    distance: Distance = "joined"
+    distance: Distance = "joined"  # of models: over all weights at once, or the sum over their tensors
     persistent_optimizer: bool = False  # momentum stays with the client
     reuse: bool = False  # the paper's remark: a client drawn by several groups trains once
 

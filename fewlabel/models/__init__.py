@@ -51,7 +51,7 @@ def build(
 ) -> nn.Module:
     """The network `name`, or what `package.module:callable` returns, initialised from torch's global generator.
 
-    `dropout` None is the network's own; `norm` "group" exchanges every BatchNorm2d, if there is any.
+    `dropout` None is the network's own; `norm` "group" exchanges every BatchNorm2d.
     """
     if norm not in ("batch", "group"):
         raise BadInput(f"model.norm is {norm!r}, but must be 'batch' or 'group'.")
@@ -76,6 +76,8 @@ def build(
             options["pretrained"] = True
         network = entry.build(in_channels, num_classes, image_size, **options)
     if norm == "group":
+        if not any(isinstance(module, nn.BatchNorm2d) for module in network.modules()):
+            raise BadInput(f"{name} has no BatchNorm2d to exchange; set model.norm = 'batch'.")
         replace(network, nn.BatchNorm2d, group_norm)
     return network
 
