@@ -1,13 +1,14 @@
 """Runs side by side: methods in one or more settings, between their floor and their ceiling.
 
-A setting is all of an experiment but its method, seed and name. Methods are compared within one: the best and the
+A setting is all of an experiment but its method, seed, name and rounds, as equal work may take one method more rounds
+than another. Methods are compared within one: the best and the
 second, how much of the gap between floor and ceiling each closes, and which differences are more than chance.
 """
 
 import csv
 import io
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 EVERY_LABEL = {name for name, (_, every, _) in ROWS.items() if every}
 # What a row with every label changes in its experiment; it is the ceiling of all settings that differ in this alone.
 LABELS = {"labels.at", "labels.fraction", "labels.per_class", "labels.server_per_class", "stream.data"}
-NO_SETTING = ("name", "method.", "evaluate.", "checkpoint.", "threads", "device")
+NO_SETTING = ("name", "rounds", "method.", "evaluate.", "checkpoint.", "threads", "device")
 SEEDS = 5  # with fewer, a test of differences says little
 LEVEL = 0.05
 NARROW = 0.01  # a gap between floor and ceiling of which no share is told
@@ -52,7 +53,7 @@ class Setting:
 
     @cached_property
     def names(self) -> list[str]:
-        return labels([row.experiment for row in self.rows], only="method.")
+        return labels([row.experiment for row in self.rows], only=("method.", "rounds"))
 
     @property
     def candidates(self) -> list[Row]:
@@ -194,7 +195,7 @@ class Comparison:
             # A run made twice gave the same bits twice; counted twice it would only seem to lower the spread.
             if result.seed not in group or len(result.rounds) > len(group[result.seed].rounds):
                 group[result.seed] = result
-        seeded = [tuple(group[seed] for seed in sorted(group)) for group in groups.values()]
+        seeded = [tuple(group[seed] for seed in sorted(group)) for group in joined(groups.values())]
         names = labels([group[0].experiment for group in seeded])
         rows = [Row(label, group) for label, group in zip(names, seeded, strict=True)]
         self.settings = settings_of(rows)
@@ -305,7 +306,7 @@ class Comparison:
     def _unlike(self, setting: Setting) -> list[str]:
         """In what rows of a setting differ beside their method."""
         tables = [flat(row.experiment) for row in setting.rows if row.name not in EVERY_LABEL]
-        return [key for key in differing(tables) if not key.startswith(("name", "method.", "checkpoint."))]
+        return [key for key in differing(tables) if not key.startswith(("name", "rounds", "method.", "checkpoint."))]
 
     def _said(self, what: Callable[[Experiment], object]) -> str:
         return ", ".join(dict.fromkeys(str(what(row.experiment)) for row in self.rows))
@@ -355,6 +356,19 @@ class Comparison:
         return "".join(table.html() for table in self.tables())
 
 
+def joined(groups: Iterable[dict[int, Result]]) -> list[dict[int, Result]]:
+    """Those of other seeds that differ in rounds alone, as runs of equal work do, are one."""
+    found: dict[str, list[dict[int, Result]]] = {}
+    for group in groups:
+        one = next(iter(group.values())).experiment
+        alike = found.setdefault(dumps(replace(one, seed=0, rounds=1, evaluate=replace(one.evaluate, every=1))), [])
+        if other := next((known for known in alike if not known.keys() & group.keys()), None):
+            other |= group
+        else:
+            alike.append(group)
+    return [group for alike in found.values() for group in alike]
+
+
 def settings_of(rows: Sequence[Row]) -> list[Setting]:
     """Rows by setting; one with every label is in all that differ from its own in their labels alone."""
 
@@ -397,7 +411,7 @@ def differing(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if any(table.get(key) != tables[0].get(key) for table in tables)]
 
 
-def labels(experiments: Sequence[Experiment], only: str = "", apart: tuple[str, ...] = ()) -> list[str]:
+def labels(experiments: Sequence[Experiment], only: tuple[str, ...] = ("",), apart: tuple[str, ...] = ()) -> list[str]:
     """A row's name, and the settings in which rows of that name differ, as short as they are clear.
 
     With `only`, just the settings that begin so; with `apart`, no name, and none of the settings that begin so.

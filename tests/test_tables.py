@@ -193,6 +193,24 @@ def test_a_ceiling_with_the_labels_of_the_floor_leaves_no_gap_and_that_is_told(m
     assert told(0.5, 9000) == told(0.7, 1000) == told(0.5, None) == []  # that of sites elsewhere nobody knows
 
 
+def test_runs_of_equal_work_are_compared_whatever_their_rounds_are(made: Made) -> None:
+    def run(name: str, rounds: int, seed: int, value: float) -> Result:
+        return made(replace(of(name), rounds=rounds, seed=seed), value)
+
+    floor = [run("labels-only", 40, 0, 0.4), run("labels-only", 44, 1, 0.6)]
+    own = [run("rscfed", 10, 0, 0.5), run("rscfed", 12, 1, 0.9)]
+    ceiling = [run("all-labels", 9, seed, 0.9) for seed in (0, 1)]
+    comparison = Comparison([*floor, *own, *ceiling])
+    assert len(comparison.settings) == 1
+    assert {name: text[:4] for name, text in column(comparison, "accuracy").items()} == {
+        "labels-only": "50.0", "rscfed": "70.0", "all-labels": "90.0",
+    }  # fmt: skip
+    assert column(comparison, "gap closed, %")["rscfed"] == "50"
+    assert not [note for note in comparison.table().notes if "like with like" in note]
+    both = Comparison([*own, run("rscfed", 20, 0, 0.8)])  # one seed with two numbers of rounds is two rows
+    assert [row[0] for row in both.table().rows] == ["rscfed rounds=10", "rscfed rounds=20"]
+
+
 def test_who_trains_on_far_more_images_than_the_floor_is_told(made: Made) -> None:
     def told(unlabeled: int) -> list[str]:
         rows = {"labels-only": (1000, 0), "rscfed": (800, unlabeled), "all-labels": (9000, 0)}
