@@ -172,6 +172,12 @@ COLUMNS = (
 ALWAYS = ("accuracy", "balanced acc.", "AUC", "chosen round: accuracy")
 
 
+def one_for_all(result: Result) -> bool:
+    """Whether the model says one class of all test images."""
+    recalls = (result.last or {}).get("test", {}).get("recall_per_class", [])
+    return sorted(recall or 0.0 for recall in recalls)[-2:] == [0.0, 1.0]
+
+
 def trained(row: Row) -> str:
     """Labeled and unlabeled images, unless their sites are elsewhere and do not tell."""
     counts = [row.spent[f"images_{kind}"] for kind in KINDS if f"images_{kind}" in row.spent]
@@ -285,6 +291,8 @@ class Comparison:
         if works:
             told = ", ".join(f"{row.label} {ratio:.1f}" for row, ratio in works.items())
             yield f"Not equal work. Images trained on, in those of {FLOOR}: {told}."
+        if guessing := [row.label for row in self.rows if any(map(one_for_all, row.results))]:
+            yield f"One class is said of everything, in the last round of some seed: {', '.join(guessing)}."
         if len(each) > 1:
             yield (
                 "Not every row has every seed: " + ", ".join(f"{row.label} {len(row.seeds)}" for row in self.rows) + "."

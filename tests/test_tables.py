@@ -211,6 +211,17 @@ def test_runs_of_equal_work_are_compared_whatever_their_rounds_are(made: Made) -
     assert [row[0] for row in both.table().rows] == ["rscfed rounds=10", "rscfed rounds=20"]
 
 
+def test_who_says_one_class_of_everything_is_told(made: Made) -> None:
+    def told(*recalls: float) -> list[str]:
+        results = [made(of("fedavg"), 0.5), made(of("rscfed"), 0.5)]
+        results[1].rounds[-1]["test"]["recall_per_class"] = list(recalls)
+        return [note for note in Comparison(results).table().notes if "One class" in note]
+
+    assert told(0.0, 1.0, 0.0) == ["One class is said of everything, in the last round of some seed: rscfed."]
+    assert told(0.1, 1.0, 0.0) == []
+    assert told(0.0, 0.9, 0.0) == []
+
+
 def test_who_trains_on_far_more_images_than_the_floor_is_told(made: Made) -> None:
     def told(unlabeled: int) -> list[str]:
         rows = {"labels-only": (1000, 0), "rscfed": (800, unlabeled), "all-labels": (9000, 0)}
