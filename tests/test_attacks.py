@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -168,13 +169,12 @@ def test_nobody_without_a_registered_key_can_have_the_superlink_read_a_large_mes
     processes, _ = fenced
     front = Fronted(processes.folder, None, None, processes.outside)
 
-    def pushes() -> int:
+    def heard_of() -> int:
+        """How often the SuperLink has told of such a call so far, when it has had time to."""
+        time.sleep(2)
         return processes.said("link").count("push-object")
 
-    with front.client() as client:
-        client.post("/v1/fleet/push-object", content=b"a member's")
-    processes.until(pushes)
-    before, headers = pushes(), signed(trust.new_key(tmp_path / "stranger", ssh=True))
+    before, headers = heard_of(), signed(trust.new_key(tmp_path / "stranger", ssh=True))
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
     with front.connect() as connection:
         connection.sendall((BIG % (2 << 30)).replace(b"host: a\r\n", b"host: a\r\n" + lines))
@@ -183,10 +183,10 @@ def test_nobody_without_a_registered_key_can_have_the_superlink_read_a_large_mes
     assert b"the coordinator enrols it" in heard  # which the front says, and not the SuperLink
     with front.caller(headers) as client:
         assert client.post("/v1/fleet/push-object", content=b"a stranger's").status_code == 412
+    assert heard_of() == before
     with front.client() as client:
         client.post("/v1/fleet/push-object", content=b"a member's")
-    processes.until(lambda: pushes() > before)
-    assert pushes() == before + 1  # the member's
+    assert heard_of() > before
 
 
 def test_a_bundle_of_somebody_elses_is_executed_at_no_site(fenced, tmp_path):
