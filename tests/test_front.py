@@ -460,12 +460,14 @@ def test_a_superlink_that_is_away_or_is_another_costs_a_node_a_retry(tmp_path):
     for folder in (tmp_path / "here", tmp_path / "other"):
         federation(folder)
     impostor = Server(tmp_path / "other")  # whose certificate another authority has signed
-    for port in (free_ports(1)[0], impostor.server_address[1]):
-        process, listens = started(tmp_path / "here", port)
-        with Fronted(tmp_path / "here", impostor, process, listens).client() as client:
-            assert client.post(FLEET.decode(), content=b"x").status_code == 502
-        process.kill()
-        process.wait()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen; nor can the front have this port, and call itself
+        for port in (silent.getsockname()[1], impostor.server_address[1]):
+            process, listens = started(tmp_path / "here", port)
+            with Fronted(tmp_path / "here", impostor, process, listens).client() as client:
+                assert client.post(FLEET.decode(), content=b"x").status_code == 502
+            process.kill()
+            process.wait()
     assert impostor.seen == []
     impostor.shutdown()
     impostor.server_close()
