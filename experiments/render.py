@@ -19,10 +19,11 @@ TABLES = Path(__file__).parent / "results"
 PAGES = ("RESULTS.md", "which-method.md", "methods/*.md", "../README.md")
 COMPARED = {"a-pneumonia": "PneumoniaMNIST", "b-fashion": "Fashion-MNIST", "c-ham": "HAM10000"}
 CLASSES = {"PneumoniaMNIST": 2, "Fashion-MNIST": 10, "HAM10000": 7}
+STYLES = ("-", "--", "-.", ":")
 NARROW = 0.05  # a gap between floor and ceiling of which shares say nothing
 GUESSING = 0.03  # a model this near to the balanced accuracy of one class for all images says nothing
 METRICS = {"balanced_accuracy": "balanced acc.", "accuracy": "accuracy", "f1": "macro-F1", "auc": "AUC"}
-
+AT_TIMES = {"recall_apart": "recall of melanoma", "local_accuracy": "local accuracy"}  # where they are measured
 METHODS = ("rscfed", "fedirm", "cbafed", "isofed", "fedmatch")  # with pages that have their numbers
 
 Rows = Mapping[str, Sequence[Mapping[str, str]]]  # the lines of a cell's runs, by row
@@ -100,24 +101,27 @@ def overview(by_cell: Mapping[str, Rows]) -> Table:
 
 
 def cell_table(name: str, cell: str, rows: Rows, printed: Mapping[str, Mapping[str, Printed]]) -> Table:
-    papers = [key for key in METRICS if any(key in one for one in printed.values())]
-    apart = any(line["last_recall_apart"] for lines in rows.values() for line in lines)
-    metrics = METRICS | ({"recall_apart": "recall of melanoma"} if apart else {})
+    every = [line for lines in rows.values() for line in lines]
+    metrics = METRICS | {key: words for key, words in AT_TIMES.items() if any(line[f"last_{key}"] for line in every)}
+    papers = [key for key in (*metrics, "sent") if any(key in one for one in printed.values())]
+    sent = "sent" in papers
     columns = ["row", "rounds", *metrics.values(), "chosen round: balanced acc.", "accuracy", "gap closed, %"]
-    columns += [f"paper: {METRICS[key]}" for key in papers]
+    columns += ["numbers sent, %"] if sent else []
+    columns += [f"paper: {metrics.get(key, 'numbers sent')}" for key in papers]
     columns += ["pseudo-labels: precision, first and last", "coverage", "images, thousands", "MB", "of FedAvg, %", "s"]
     table = []
     for row, lines in rows.items():
         short = "" if all(line["converged"] == "True" for line in lines) else " (short)"
         told = [str(spread(lines, f"last_{key}") or "–") for key in metrics]
         told += [str(spread(lines, f"chosen_{key}") or "–") for key in ("balanced_accuracy", "accuracy")]
-        beside = [str(printed[row].get(key, "–")) for key in papers]
+        beside = [str(spread(lines, "sent") or "–")] if sent else []
+        beside += [str(printed[row].get(key, "–")) for key in papers]
         said = [pair(lines, f"pseudo_label_{key}") for key in ("precision", "coverage")]
         costs = [f"{mean(lines, 'images_labeled', 'images_unlabeled') / 1e3:,.0f}"]
         costs += [f"{mean(lines, 'bytes_up', 'bytes_down') / 1e6:,.0f}", f"{100 * mean(lines, 'bytes_of_fedavg'):.0f}"]
         costs.append(f"{mean(lines, 'seconds'):,.0f}")
         table.append((row, rounds(lines) + short, *told, closed(rows, row), *beside, *said, *costs))
-    seeds = sorted({line["seed"] for lines in rows.values() for line in lines})
+    seeds = sorted({line["seed"] for line in every})
     notes = [f"Test set, in percent: mean ± standard deviation of seeds {', '.join(seeds)}; costs are means."]
     few = [f"{row} {len(lines)}" for row, lines in rows.items() if len(lines) < len(seeds)]
     notes += [f"Not every row has every seed yet: {', '.join(few)}."] if few else []
@@ -238,12 +242,13 @@ def plot(rows: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
     figure, axes = empty_plot("balanced accuracy on test, %")
     figure.set_size_inches(9, 6)  # room for curves above a legend of thirteen rows
     axes.set_xlabel("images trained on, thousands")
-    colors: dict[str, str] = {}
+    families: dict[str, list[str]] = {}  # a color each, a style for each of their rows
     for row, curve in rows.items():
-        family = row.partition("-")[0] if row not in (FLOOR, CEILING, "fed-consist") else row
         bound = row in (FLOOR, CEILING)
-        color = GREY if bound else colors.setdefault(family, COLORS[len(colors) % len(COLORS)])
-        style = ":" if row == FLOOR else "--" if bound or row != family else "-"
+        own = families.setdefault("bounds" if bound else row if row == "fed-consist" else row.partition("-")[0], [])
+        own.append(row)
+        color = GREY if bound else COLORS[[*families.values()].index(own) % len(COLORS)]
+        style = {FLOOR: ":", CEILING: "--"}.get(row) or STYLES[(len(own) - 1) % len(STYLES)]
         known = {round(x / 1e3): 100 * y for x, y in zip(curve["images"], curve["balanced_accuracy"], strict=True)}
         draw(axes, known, label=row, color=color, linestyle=style)
     finish_plot(figure, path)

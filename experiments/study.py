@@ -25,8 +25,8 @@ import tomli_w
 
 from experiments.render import COMPARED, DOCS, METRICS, TABLES, render
 from fewlabel.errors import BadInput, FewLabelError, RunFailed
-from fewlabel.experiment import Experiment, load, overlay
-from fewlabel.reproduce import PaperRow, read_table, wanted
+from fewlabel.experiment import Experiment, dumps, load, overlay
+from fewlabel.reproduce import PaperRow, measured, read_table, wanted
 from fewlabel.results import Result
 from fewlabel.run_cli import interruptible
 from fewlabel.runs import Interrupted, prepare
@@ -34,7 +34,7 @@ from fewlabel.sweep import run_all
 from fewlabel.tables import Spread
 
 RUNS = Path("runs/results")
-EVERY = (*COMPARED, "e-clients", "f-parts")  # the last two have the settings that were chosen for (b)
+EVERY = (*COMPARED, "d-streaming", "e-clients", "f-parts", "g-longer")  # from (e) on with the settings chosen for (b)
 SEEDS = (0, 1, 2)
 ALIKE = 0.01  # by how much the mean validation accuracy of a converged run's last two quarters may differ
 TOLD_APART = {"isic2018": "MEL"}  # the class whose recall has a column
@@ -53,31 +53,36 @@ class Trial:
 
 
 def trials(table: str) -> list[Trial]:
-    """All runs of a table; rows that cannot run are told and left out."""
+    """All runs of a table, for a row that names a seed with that one; rows that cannot run are told and left out."""
     found = []
     for row in read_table(TABLES / f"{table}.toml").rows:
         cell, _, name = row.name.rpartition("/")
-        for one in possible(row, SEEDS):
+        for one in possible(row, None if "seed" in row.settings else SEEDS):
             found.append(Trial(table, cell, name, RUNS / table / cell / f"{name}-seed{one.seed}", one, {}))
     return found
 
 
 def tuning(table: str) -> list[Trial]:
-    """The runs that tune a table: in one cell and another partition, each row with all combinations of its axes."""
+    """The runs that tune a table: in another partition, and in one cell if it has cells, each row with all combinations
+    of its axes."""
     content = tomllib.loads((TABLES / f"tuning-{table[0]}.toml").read_text())
     rows = {row.name: row for row in read_table(TABLES / f"{table}.toml").rows}
     found = []
     for name, axes in content["rows"].items():
-        row = rows[f"{content['cell']}/{name}"]
+        row = rows["/".join(filter(None, (content.get("cell"), name)))]
         for choice in product(*(enumerate(content["axes"][axis], 1) for axis in axes)):
             settings: dict[str, Any] = reduce(overlay, (values for _, values in choice), {})
-            place = "-".join([name, *(f"{axis}{number}" for axis, (number, _) in zip(axes, choice, strict=True))])
+            place = "-".join(
+                [name.replace("/", "-"), *(f"{axis}{number}" for axis, (number, _) in zip(axes, choice, strict=True))]
+            )
             for one in possible(replace(row, settings=overlay(row.settings, settings)), [content["seed"]]):
-                found.append(Trial(table, content["cell"], name, RUNS / f"tuning-{table[0]}" / place, one, settings))
+                found.append(
+                    Trial(table, row.name.rpartition("/")[0], name, RUNS / f"tuning-{table[0]}" / place, one, settings)
+                )
     return found
 
 
-def possible(row: PaperRow, seeds: Sequence[int]) -> tuple[Experiment, ...]:
+def possible(row: PaperRow, seeds: Sequence[int] | None) -> tuple[Experiment, ...]:
     try:
         return wanted(row, seeds=seeds)
     except BadInput as error:
@@ -102,9 +107,10 @@ def run(tables: Sequence[str] = tuple(COMPARED)) -> None:
 
 
 def perform(wanted: Sequence[Trial], stop: Callable[[], bool]) -> None:
-    """Runs what is not done; a run that fails is told, and the others go on."""
+    """Runs what is not done, in this table or in another; a run that fails is told, and the others go on."""
+    done = {dumps(load(run.with_name("experiment.toml"))): run.parent for run in RUNS.glob("*/*/*/summary.json")}
     for trial in wanted:
-        lay_out(trial)
+        lay_out(trial, done)
 
     def watch(directory: Path, line: dict[str, Any]) -> None:
         if "round" not in line:  # its end; no metric is told
@@ -120,9 +126,12 @@ def perform(wanted: Sequence[Trial], stop: Callable[[], bool]) -> None:
             raise Interrupted("stopped; do the same again to go on") from None
 
 
-def lay_out(trial: Trial) -> None:
+def lay_out(trial: Trial, done: Mapping[str, Path]) -> None:
     known = trial.directory / "experiment.toml"
-    if not known.exists():
+    if not known.exists() and (same := done.get(dumps(trial.experiment))):
+        trial.directory.parent.mkdir(parents=True, exist_ok=True)
+        trial.directory.symlink_to(same.resolve(), target_is_directory=True)
+    elif not known.exists():
         prepare(trial.experiment, trial.directory)
     elif load(known) != trial.experiment:
         raise BadInput(f"{trial.directory} was begun with other settings; remove it to run it anew")
@@ -175,13 +184,15 @@ def line_of(trial: Trial, result: Result) -> dict[str, Any]:
     line: dict[str, Any] = {"table": trial.table, "cell": trial.cell, "row": trial.row, "seed": result.seed}
     line |= {"rounds": result.experiment.rounds, "measured": sum("test" in one for one in result.rounds)}
     line |= {key: round(spent[key], 3) for key in ("images_labeled", "images_unlabeled", "bytes_up", "bytes_down")}
-    line |= {"bytes_of_fedavg": round(spent["bytes_of_fedavg"], 4), "seconds": round(spent["seconds"], 1)}
+    line |= {"bytes_of_fedavg": round(spent["bytes_of_fedavg"], 4), "sent": rounded(measured(result).get("sent"))}
+    line |= {"seconds": round(spent["seconds"], 1)}
     apart = recall_of(result)
     for when, found in (("last", result.last), ("chosen", result.chosen)):
         test = (found or {}).get("test", {})
         line[f"{when}_round"] = (found or {}).get("round")
         line |= {f"{when}_{key}": rounded(test.get(key)) for key in METRICS}
         line |= {f"{when}_recall_apart": rounded(test["recall_per_class"][apart]) if apart is not None else None}
+        line |= {f"{when}_local_accuracy": rounded((found or {}).get("local_accuracy"))}
     for key in ("precision", "coverage"):
         told = [one["pseudo_labels"][key] for one in result.rounds if "pseudo_labels" in one]
         said = [value for value in told if value is not None]
@@ -217,7 +228,8 @@ def curves(results: Sequence[tuple[Trial, Result]]) -> dict[str, Any]:
     """Of each cell and row, by measurement and in the mean over seeds: images so far, metrics, pseudo-labels."""
     found: dict[str, dict[str, list[list[dict[str, Any]]]]] = {}
     for trial, result in results:
-        found.setdefault(trial.cell, {}).setdefault(trial.row, []).append(list(points(result)))
+        if seen := list(points(result)):  # else clients train by themselves, and no model is the server's
+            found.setdefault(trial.cell, {}).setdefault(trial.row, []).append(seen)
     return {cell: {row: averaged(seeds) for row, seeds in rows.items()} for cell, rows in found.items()}
 
 

@@ -8,7 +8,8 @@ win; `paper` holds what is printed there in percent, with the standard deviation
 Where a table has `cells`, every row stands in each of them, as CELL/ROW; a cell's `paper` and `passes` are by row.
 `tuned` names a file beside the table's whose `rows` have the settings that validation chose; a row may say by `tuned`
 which of them are its own. A table that gives `images` in place of rounds has runs of equal work: a row's `passes` say
-how often its rounds pass over labeled and over unlabeled images.
+how often its rounds pass over labeled and over unlabeled images. `of` names a table beside this one that has what this
+one does not say.
 """
 
 import tomllib
@@ -140,6 +141,8 @@ def own_table(path: Path) -> PaperTable:
 
 def read_table(path: Path) -> PaperTable:
     content = tomllib.loads(path.read_text())
+    if "of" in content:
+        content = tomllib.loads((path.parent / content["of"]).read_text()) | content
     chosen, note = tuned(path.parent / content["tuned"]) if "tuned" in content else ({}, "")
     shared = {**content["experiment"], "note": " ".join(filter(None, (content.get("note"), note)))}
 

@@ -125,11 +125,28 @@ def test_a_study_from_its_table_to_its_page(tiny: Path, capsys: pytest.CaptureFi
 
 def test_a_run_begun_with_other_settings_is_not_gone_on_with(tiny: Path):
     trial = study.trials("t-tiny")[0]
-    study.lay_out(trial)
-    study.lay_out(trial)
+    study.lay_out(trial, {})
+    study.lay_out(trial, {})
     (tiny / "t-tiny.toml").write_text(TABLE.replace("batch_size = 32", "batch_size = 16"))
     with pytest.raises(study.BadInput, match="begun with other settings"):
-        study.lay_out(study.trials("t-tiny")[0])
+        study.lay_out(study.trials("t-tiny")[0], {})
+
+
+def test_equal_runs_of_two_tables_are_one(tiny: Path, capsys: pytest.CaptureFixture[str]):
+    (tiny / "u-other.toml").write_text('of = "t-tiny.toml"\ntitle = "other"\n' + TABLE[TABLE.index("[rows]") :])
+    study.run(["t-tiny"])
+    capsys.readouterr()
+    study.run(["u-other"])
+    assert "done" not in capsys.readouterr().out
+    ours, theirs = (lines(tiny / "results" / f"{table}.csv") for table in ("t-tiny", "u-other"))
+    assert {line["table"] for line in theirs} == {"u-other"}
+    assert [{**line, "table": ""} for line in ours] == [{**line, "table": ""} for line in theirs]
+    assert (tiny / "runs/results/u-other/l2/cbafed-seed1").is_symlink()
+
+
+def test_a_row_that_names_a_seed_has_that_one(tiny: Path):
+    (tiny / "t-tiny.toml").write_text(TABLE.replace("cbafed      = { ", "cbafed = { seed = 5, "))
+    assert [trial.experiment.seed for trial in study.trials("t-tiny") if trial.row == "cbafed"] == [5, 5]
 
 
 def test_rounds_follow_from_the_work_and_from_who_holds_what(tiny: Path):
