@@ -18,7 +18,6 @@ DOCS = Path(__file__).parents[1] / "docs"
 TABLES = Path(__file__).parent / "results"
 PAGES = ("RESULTS.md", "which-method.md", "methods/*.md", "../README.md")
 COMPARED = {"a-pneumonia": "PneumoniaMNIST", "b-fashion": "Fashion-MNIST", "c-ham": "HAM10000"}
-CLASSES = {"PneumoniaMNIST": 2, "Fashion-MNIST": 10, "HAM10000": 7}
 STYLES = ("-", "--", "-.", ":")
 NARROW = 0.05  # a gap between floor and ceiling of which shares say nothing
 GUESSING = 0.03  # a model this near to the balanced accuracy of one class for all images says nothing
@@ -111,7 +110,7 @@ def cell_table(name: str, cell: str, rows: Rows, printed: Mapping[str, Mapping[s
     columns += ["pseudo-labels: precision, first and last", "coverage", "images, thousands", "MB", "of FedAvg, %", "s"]
     table = []
     for row, lines in rows.items():
-        short = "" if all(line["converged"] == "True" for line in lines) else " (short)"
+        short = "" if all(line["converged"] == "True" and not guesses(line) for line in lines) else " (short)"
         told = [str(spread(lines, f"last_{key}") or "–") for key in metrics]
         told += [str(spread(lines, f"chosen_{key}") or "–") for key in ("balanced_accuracy", "accuracy")]
         beside = [str(spread(lines, "sent") or "–")] if sent else []
@@ -167,16 +166,15 @@ def overall(found: Situations) -> Table:
     lines = []
     for name in names:
         by_cell = [gain for _, rows in found if (gain := gains(rows, name))]
-        runs = [(1 / CLASSES[cell.partition(",")[0]], line) for cell, rows in found for line in rows.get(name, ())]
-        guesses = sum(float(one["last_balanced_accuracy"]) < chance + GUESSING for chance, one in runs)
+        runs = [line for _, rows in found for line in rows.get(name, ())]
         told = (
             typical(by_cell),
             typical(gain for _, rows in found if (gain := gains(rows, name, "auc"))),
             f"{sum(min(gain) > 0 for gain in by_cell)} of {len(by_cell)}",
             f"{sum(max(gain) < 0 for gain in by_cell)} of {len(by_cell)}",
-            f"{guesses} of {len(runs)}",
-            pair([line for _, line in runs], "pseudo_label_precision"),
-            pair([line for _, line in runs], "pseudo_label_coverage"),
+            f"{sum(map(guesses, runs))} of {len(runs)}",
+            pair(runs, "pseudo_label_precision"),
+            pair(runs, "pseudo_label_coverage"),
         )
         lines.append((name, *told))
     lines.sort(key=lambda line: -float(line[1]))
@@ -211,6 +209,13 @@ def numbers(method: str, found: Situations) -> Table:
         for situation, rows in found
     ]
     return Table("Balanced accuracy on test in the last round, in percent", ("situation", *shown), tuple(lines))
+
+
+def guesses(line: Mapping[str, str]) -> bool:
+    """Whether a run ended near the balanced accuracy of one class for all images; clients by themselves have none."""
+    return bool(line["last_balanced_accuracy"]) and (
+        float(line["last_balanced_accuracy"]) < 1 / int(line["classes"]) + GUESSING
+    )
 
 
 def rounds(lines: Sequence[Mapping[str, str]]) -> str:

@@ -34,7 +34,7 @@ from fewlabel.sweep import run_all
 from fewlabel.tables import Spread
 
 RUNS = Path("runs/results")
-EVERY = (*COMPARED, "d-streaming", "e-clients", "f-parts", "g-longer")  # from (e) on with the settings chosen for (b)
+EVERY = (*COMPARED, "d-streaming", "e-clients", "f-parts", "g-fashion", "g-ham")
 SEEDS = (0, 1, 2)
 ALIKE = 0.01  # by how much the mean validation accuracy of a converged run's last two quarters may differ
 TOLD_APART = {"isic2018": "MEL"}  # the class whose recall has a column
@@ -182,7 +182,8 @@ def line_of(trial: Trial, result: Result) -> dict[str, Any]:
     """What a run says of itself, as one line."""
     spent, summary = result.spent(), result.summary or {}
     line: dict[str, Any] = {"table": trial.table, "cell": trial.cell, "row": trial.row, "seed": result.seed}
-    line |= {"rounds": result.experiment.rounds, "measured": sum("test" in one for one in result.rounds)}
+    line |= {"classes": len(result.classes), "rounds": result.experiment.rounds}
+    line |= {"measured": sum("test" in one for one in result.rounds)}
     line |= {key: round(spent[key], 3) for key in ("images_labeled", "images_unlabeled", "bytes_up", "bytes_down")}
     line |= {"bytes_of_fedavg": round(spent["bytes_of_fedavg"], 4), "sent": rounded(measured(result).get("sent"))}
     line |= {"seconds": round(spent["seconds"], 1)}
@@ -209,8 +210,7 @@ def rounded(value: float | None) -> float | None:
 def recall_of(result: Result) -> int | None:
     """The number of the class whose recall is told apart."""
     name = TOLD_APART.get(result.experiment.data.name)
-    classes = json.loads((result.directory / "partition.json").read_text())["classes"]
-    found = [number for number, known in enumerate(classes) if name and known.upper().startswith(name)]
+    found = [number for number, known in enumerate(result.classes) if name and known.upper().startswith(name)]
     return found[0] if found else None
 
 

@@ -104,6 +104,10 @@ def test_a_study_from_its_table_to_its_page(tiny: Path, capsys: pytest.CaptureFi
             images = int(line["images_labeled"]) + int(line["images_unlabeled"])
             assert images == pytest.approx(4_000, abs=600)  # half a round
     assert {line["pseudo_label_precision"] == "" for line in found if line["row"] != "cbafed"} == {True}
+    for score, short in (("0.12", True), ("0.14", False)):  # of ten classes; who guesses has not converged
+        one = {**found[0], "converged": "True", "last_balanced_accuracy": score}
+        told = render.cell_table("t-tiny", "l1", {"labels-only": [one]}, {"labels-only": {}}).rows[0][1]
+        assert ("short" in told) is short
     # The page: what is outside of the marks stays.
     render.render()
     page = (tiny / "RESULTS.md").read_text()
@@ -183,7 +187,6 @@ def test_the_gap_closed_is_by_means_over_seeds():
 
 def test_what_becomes_of_each_row_over_all_cells(tiny: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(render, "COMPARED", {"t-one": "Digits"})
-    monkeypatch.setattr(render, "CLASSES", {"Digits": 2})
     scores = {
         ("l1", "labels-only"): (0.6, 0.7),
         ("l1", "rscfed"): (0.65, 0.71),  # 5 and 1 points above
@@ -195,7 +198,7 @@ def test_what_becomes_of_each_row_over_all_cells(tiny: Path, monkeypatch: pytest
         ("l2", "all-labels"): (0.9, 0.9),
     }
     empty = dict.fromkeys(("pseudo_label_precision", "pseudo_label_coverage"), "")
-    empty |= {f"{key}_first": "" for key in empty}
+    empty |= {f"{key}_first": "" for key in empty} | {"classes": 2}
     found = [
         {"cell": cell, "row": row, "seed": seed, "last_balanced_accuracy": value, "last_auc": 1 - value, **empty}
         for (cell, row), values in scores.items()
