@@ -128,6 +128,8 @@ def perform(wanted: Sequence[Trial], stop: Callable[[], bool]) -> None:
 
 def lay_out(trial: Trial, done: Mapping[str, Path]) -> None:
     known = trial.directory / "experiment.toml"
+    if trial.directory.is_symlink() and not known.exists():  # the other table's run was removed
+        trial.directory.unlink()
     if not known.exists() and (same := done.get(dumps(trial.experiment))):
         trial.directory.parent.mkdir(parents=True, exist_ok=True)
         trial.directory.symlink_to(same.resolve(), target_is_directory=True)

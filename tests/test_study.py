@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,10 @@ def test_equal_runs_of_two_tables_are_one(tiny: Path, capsys: pytest.CaptureFixt
     assert {line["table"] for line in theirs} == {"u-other"}
     assert [{**line, "table": ""} for line in ours] == [{**line, "table": ""} for line in theirs]
     assert (tiny / "runs/results/u-other/l2/cbafed-seed1").is_symlink()
+    shutil.rmtree(tiny / "runs/results/t-tiny/l2/cbafed-seed1")  # as whoever wants it anew is told to
+    study.run(["u-other"])
+    assert (tiny / "runs/results/u-other/l2/cbafed-seed1/summary.json").exists()
+    assert lines(tiny / "results" / "u-other.csv")[-3]["partition"] == theirs[-3]["partition"]
 
 
 def test_a_row_that_names_a_seed_has_that_one(tiny: Path):
