@@ -187,6 +187,7 @@ def test_the_gap_closed_is_by_means_over_seeds():
     assert render.closed(rows, "rscfed") == "25"  # (0.65 - 0.6) / (0.8 - 0.6)
     assert render.closed(rows, "isofed") == "-50"
     assert render.closed(rows, "labels-only") == "–"
+    assert render.closed(cell(**{"labels-only": [0.6], "fedavg-sl": [0.8], "fedmatch": [0.7]}), "fedmatch") == "50"
     assert render.closed(cell(**{"labels-only": [0.8], "all-labels": [0.8], "rscfed": [0.9]}), "rscfed") == "–"
 
 
