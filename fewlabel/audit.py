@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -134,11 +135,13 @@ class Account:
         return found
 
     def line_of(self, head: str) -> int:
-        """The number of the line that had this hash when somebody noted it."""
+        """The number of the line that had this hash, or one that begins so, when somebody noted it."""
+        if not re.fullmatch(r"[0-9a-f]{8,64}", head):
+            raise BadInput(f"'{head}' is no head: that is 64 hexadecimal digits, of which the first eight will do")
         for entry in self.entries:
-            if entry.hash == head:
+            if entry.hash.startswith(head):
                 return entry.number
-        raise BadInput(f"no line has the hash {head}: the log was cut off or written anew since that was noted")
+        raise StorageError(f"no line has the hash {head}: the log was cut off or written anew since that was noted")
 
 
 def verify(path: Path) -> Account:

@@ -24,11 +24,12 @@ def audit(
     FILE is the audit.jsonl in a site's state directory, or that directory.
     A line that was changed, removed, inserted or moved is named, and the exit
     code is 4. Lines cut off at the end show only to who noted a later head:
-    note the head that is printed, away from the log, and give it next time.
+    note the head that is printed, away from the log, and give it next time:
+    the exit code is 4, too, if no line has it.
 
     Examples:
       fewlabel audit state/audit.jsonl
-      fewlabel audit state/audit.jsonl --head 1f3c…
+      fewlabel audit state/audit.jsonl --head 1f3c9a0b
     """
     from fewlabel.audit import FILE, verify
 

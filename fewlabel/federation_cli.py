@@ -227,7 +227,6 @@ def run(
     out: Out = None,
     resume: Resume = None,
     insecure: Insecure = False,
-    printing: Printing = False,
     form: Tables = Layout.TEXT,
 ) -> None:
     """Run an experiment (TOML) with the sites of a federation.
@@ -255,12 +254,11 @@ def run(
     else:
         if file is None:
             raise BadInput("federation run needs an experiment (TOML), or --resume with the directory of a run")
+        if data is not None and not data.is_dir():
+            raise BadInput(f"there is no directory {data}; --data is where test, validation and server lie")
         experiment = read(table_of(file), changes or [])
         refuse_unnamed(folder, experiment)
         directory = out or fresh_directory(experiment, RUNS)
-    command = submission.command(folder, directory.absolute())
-    if printing:
-        return print(programs.shown(programs.flower_environment(folder / "flower"), command))
     if resume is not None and Result(resume).finished:
         tell(f"{directory} is finished already; this is its result")
     else:
@@ -276,7 +274,7 @@ def run(
             tell(submission.going_on(directory, experiment.rounds))
     try:
         if not Result(directory).finished:
-            submission.follow(folder, directory, experiment.rounds, command)
+            submission.follow(folder, directory, experiment.rounds)
         from fewlabel.display import show_result
 
         result = Result(directory)

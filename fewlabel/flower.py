@@ -20,6 +20,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from fewlabel import resident
@@ -88,6 +89,8 @@ def receive(grid: Grid, sent: Iterable[str]) -> list[tuple[str, Message]]:
 def upload_of(reply: Message, limit: int) -> bytes | None:
     """The bytes in a site's reply, whatever else it has put there."""
     if reply.has_error():
+        if reply.error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
+            raise Silent("no reply came before the deadline")
         raise Silent(f"Flower says: {printable(reply.error.reason or str(reply.error.code))}")
     found = reply.content.get(RECORD)
     if not isinstance(found, ConfigRecord):
@@ -198,7 +201,6 @@ def confine() -> None:
     if version("flwr") != FITTED:
         raise BadInput(f"a site needs Flower {FITTED}, and this is {version('flwr')}; pip install 'flwr=={FITTED}'")
     from flwr.cli.build import build_fab_from_files
-    from flwr.common.constant import ErrorCode
     from flwr.supercore.fab import Fab
     from flwr.supercore.run import Run
     from flwr.supernode import start_client_internal as inner

@@ -24,6 +24,7 @@ from fewlabel.errors import BadInput, RunFailed
 MARK = "FEWLABEL_PART_OF"
 BIN = Path(sys.executable).parent
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+BOX = re.compile("[\u2500-\u257f]+")  # what Flower's commands draw around their errors
 LEVEL = re.compile(r"^(?=(?:DEBUG|INFO|WARNING|ERROR)\b)", re.M)  # where one of Flower's messages begins
 
 
@@ -253,7 +254,7 @@ def read_from(log: Path, start: int) -> str:
 def last_word(text: str) -> str:
     """The last error in what a program said, or else its last line, short enough for a sentence."""
     errors = [part for part in LEVEL.split(text) if part.startswith("ERROR")]
-    last = errors[-1].partition("\n\n")[0] if errors else text.strip().rpartition("\n")[2]
+    last = errors[-1].partition("\n\n")[0] if errors else BOX.sub("", text).strip().rpartition("\n")[2]
     words = " ".join("".join(letter if letter.isprintable() else " " for letter in last).split())
     return words.removeprefix("ERROR").lstrip(" :")[:300] or "it said nothing"
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -32,6 +33,7 @@ FILE, ENROLMENT, RESIDENT, NODE = "site.toml", "enrolment.json", "resident", "su
 LEAST = 10**9  # bytes on the disk for what methods keep between rounds
 LONGEST = 100  # bytes of a socket's path
 RESTARTS = 3  # of its programs within a minute
+DECLINED = re.compile(r"\[code: 412\] (.*)")  # by the front, with its reason
 CONNECTED, REFUSED = "SuperNode ID: ", "[code: 2004]"  # what Flower's node says once it is, or if it cannot be now
 PATIENCE = 90.0  # seconds to be let in since the first refusal: Flower counts a site as connected for one minute more
 PAUSE = 10.0  # seconds until the next attempt
@@ -181,7 +183,7 @@ def check(folder: Directory = Path("site")) -> None:
 
 
 def about_data(place: "Place", given: Path) -> str:
-    from fewlabel.apart import load_terms, site_world
+    from fewlabel.apart import load_terms, site_world, testable
     from fewlabel.experiment import Experiment
 
     terms = load_terms(given)
@@ -191,6 +193,7 @@ def about_data(place: "Place", given: Path) -> str:
         raise BadInput(f"{place.data} has no image")
     seen = len(set(labels[labels >= 0].tolist()))
     counts = f"{len(share.labeled):,} images with a label and {len(share.unlabeled):,} without"
+    counts += f", {tested:,} to test on" if (tested := testable(world)) else ""
     return f"{counts}, of {seen} of {len(terms.classes)} classes, read at {terms.image_size}x{terms.image_size}"
 
 
@@ -211,7 +214,7 @@ def about_key(folder: Path, key: Path) -> str:
     public = trust.public_half(trust.load_key(key))
     if not trust.same_key(public, trust.read_enrolment(folder / ENROLMENT).key):
         raise BadInput(f"{folder / ENROLMENT} is of another key than {key}")
-    return f"{trust.fingerprint(public)}, which nobody else may read"
+    return f"{trust.fingerprint(public)}, which nobody else may read; joining tells whether it is enrolled"
 
 
 def about_certificate(given: Path) -> str:
@@ -219,6 +222,10 @@ def about_certificate(given: Path) -> str:
     if not found.not_valid_before_utc <= trust.now() <= found.not_valid_after_utc:
         raise BadInput(f"it is not valid now (but until {found.not_valid_after_utc:%Y-%m-%d}); is the clock right?")
     return f"of '{federation.name}', valid until {found.not_valid_after_utc:%Y-%m-%d}"
+
+
+class Away(BadInput):
+    """A server that may yet be there."""
 
 
 def about_connection(given: Path) -> str:
@@ -234,9 +241,10 @@ def about_connection(given: Path) -> str:
             return f"{address} by {secure.version()}, with a certificate of this federation"
     except ssl.SSLError as error:
         why = getattr(error, "verify_message", "") or error.reason or str(error)
+        why = "it does not speak TLS, as if served with --insecure" if why == "WRONG_VERSION_NUMBER" else why
         raise BadInput(f"{address} is not the server of this federation: {why}") from None
     except OSError as error:
-        raise BadInput(f"{address} does not answer: {error.strerror or error}") from None
+        raise Away(f"{address} does not answer: {error.strerror or error}") from None
 
 
 def about_versions(given: Path) -> str:
@@ -277,6 +285,10 @@ def join(
             raise BadInput("nobody is there to consent; whoever has read this types --yes")
         if not typer.confirm(f"Take part in '{federation.name}'?", err=True):
             raise BadInput("without consent the site does not join")
+    if not insecure:
+        about_certificate(Path(site.trust))
+        with suppress(Away):
+            about_connection(Path(site.trust))
     ours = programs.Programs(folder, environment)
     with suppress(KeyboardInterrupt), programs.interruptible(), ours.all_ended():
         live(ours, commands, f"client {place.get('client')} of '{federation.name}' at {federation.address}")
@@ -343,7 +355,8 @@ def connect(ours: programs.Programs, command: list[str]) -> None:
                 once("waiting for the server to answer; Ctrl-C gives up")
             time.sleep(0.1)
         if REFUSED not in ours.said(NODE) or time.monotonic() > until:
-            raise RunFailed(f"the server does not let this site in: {ours.verdict(NODE)}")
+            said = DECLINED.search(ours.said(NODE))
+            raise RunFailed(f"the server does not let this site in: {said[1] if said else ours.verdict(NODE)}")
         until = min(until, time.monotonic() + PATIENCE)
         why = "the server counts this site as connected still, or does not know its key"
         once(f"{why}; this tries again for {PATIENCE:.0f} s")
@@ -357,7 +370,8 @@ def begin(ours: programs.Programs, command: list[str]) -> None:
     resident = ours.start(RESIDENT, command)
     while not path.exists():
         if resident.poll() is not None:
-            raise RunFailed(f"the resident does not start: {ours.verdict(RESIDENT)}")
+            why = f"the resident does not start: {ours.verdict(RESIDENT)}"
+            raise BadInput(why) if resident.returncode == BadInput.exit_code else RunFailed(why)
         time.sleep(0.1)
 
 

@@ -28,14 +28,14 @@ def command(folder: Path, directory: Path) -> list[str]:
     return [str(programs.BIN / "flwr"), "run", app, superlink.HERE, "--run-config", config, "--format", "json"]
 
 
-def follow(folder: Path, directory: Path, rounds: int, command: list[str]) -> None:
+def follow(folder: Path, directory: Path, rounds: int) -> None:
     """Submits a run, and shows what it waits for, each round as it is written, and who gave no reply."""
     from fewlabel.display import Rounds
     from fewlabel.runs import read_rounds
 
     lines, summary, log = (directory / name for name in ("rounds.jsonl", "summary.json", "flower.log"))
     seen, former, missing = checkpointed(directory), identity(lines), Missing(folder)
-    number = str(superlink.answered(folder, command)["run-id"])
+    number = str(superlink.answered(folder, command(folder, directory.absolute()))["run-id"])
     (folder / "runs").mkdir(exist_ok=True)
     (folder / "runs" / number).write_text(str(directory.absolute()))
     tell("submitted; Flower starts it, which takes some seconds")

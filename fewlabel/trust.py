@@ -398,6 +398,7 @@ class Roll:
     def __init__(self, folder: Path) -> None:
         self.folder, self._read = folder, (0, 0, 0)
         self._keys: dict[bytes, tuple[Member, EllipticCurvePublicKey]] = {}
+        self._gone: frozenset[bytes] = frozenset()
         self.refresh()
 
     def refresh(self) -> None:
@@ -410,11 +411,15 @@ class Roll:
             if changed == self._read:
                 return
             found = [(member, load_public(member.key)) for member in members(self.folder)]
+            gone = [load_public(member.key) for member in removed(self.folder)]
         except (OSError, ValueError, BadInput) as error:
             raise StorageError(f"the members in {self.folder} cannot be read: {error}") from None
-        form = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
-        self._keys = {base64.b64encode(key.public_bytes(*form)): (member, key) for member, key in found}
-        self._read = changed
+
+        def name(key: "EllipticCurvePublicKey") -> bytes:
+            return base64.b64encode(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+
+        self._keys = {name(key): (member, key) for member, key in found}
+        self._gone, self._read = frozenset(map(name, gone)), changed
 
     def signer(self, public: bytes, time: bytes, signature: bytes) -> Member:
         """Whose key it is that has signed a time of about now: a key and a signature as Flower's nodes write them."""
@@ -423,6 +428,8 @@ class Roll:
         from cryptography.hazmat.primitives.asymmetric import ec
 
         self.refresh()
+        if public in self._gone:
+            raise BadInput("it was removed from the federation, and can come back with a new key alone")
         if public not in self._keys:
             raise BadInput("its key is not enrolled; the coordinator enrols it: fewlabel federation enrol")
         member, key = self._keys[public]

@@ -92,8 +92,11 @@ def test_lines_cut_off_at_the_end_show_by_a_head_that_was_noted(log):
     assert audit.verify(log).line_of(before) == 6
     log.write_bytes(b"".join(lines(log)[:5]))
     assert audit.verify(log).faults == ()
-    with pytest.raises(BadInput, match=f"no line has the hash {before}: the log was cut off or written anew"):
+    with pytest.raises(StorageError, match=f"no line has the hash {before}: the log was cut off or written anew"):
         audit.verify(log).line_of(before)
+    assert audit.verify(log).line_of(audit.verify(log).head[:8]) == 5
+    with pytest.raises(BadInput, match="'1f3c…' is no head: that is 64 hexadecimal digits"):
+        audit.verify(log).line_of("1f3c…")
 
 
 @pytest.mark.parametrize("left", [1, 40, -1])

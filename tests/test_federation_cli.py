@@ -134,7 +134,7 @@ def test_a_removed_site_is_no_member_and_its_key_never_again_one(
     key = trust.fingerprint(json.loads(first.read_text())["key"])
     assert (gone.code, gone.out) == (0, f"client 2 is no longer 'north', by the key {key}\n")
     assert trust.members(lungs) == ()
-    with pytest.raises(BadInput, match="its key is not enrolled"):
+    with pytest.raises(BadInput, match="it was removed from the federation"):
         roll.signer(*head)
     again = fewlabel("federation", "enrol", "lungs", first)
     assert again.code == 2
@@ -255,7 +255,7 @@ def test_a_run_is_followed_until_it_has_ended_though_its_log_breaks_off(
     monkeypatch.setattr(programs, "BIN", tmp_path / "bin")
     (run := tmp_path / "run").mkdir()
     with pytest.raises(RunFailed, match="the run has ended: "):
-        submission.follow(lungs, run, 2, submission.command(lungs, run))
+        submission.follow(lungs, run, 2)
     assert (tmp_path / "bin" / "asked").read_text().split() == ["run", "log", "list", "log", "list"]
     said = [line for line in capsys.readouterr().err.splitlines() if "of 2" in line]
     assert said == ["fewlabel: 1 of 2 sites are there", "fewlabel: 2 of 2 are"]
@@ -313,8 +313,10 @@ def test_a_run_needs_a_server_and_a_method_that_sites_have_consented_to(
     lungs: Path, fewlabel: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "e.toml").write_text('method = "labels-only"\n')
-    shown = fewlabel("federation", "run", "lungs", "e.toml", "--out", "run", "--print-command").out
-    assert shown.endswith(f"""here --run-config 'directory="{tmp_path}/run"' --format json\n""")
+    nowhere = fewlabel("federation", "run", "lungs", "e.toml", "--data", "lost", "--out", "run")
+    assert (nowhere.code, nowhere.err) == (
+        2, "fewlabel: there is no directory lost; --data is where test, validation and server lie\n",
+    )  # fmt: skip
     unserved = fewlabel("federation", "run", "lungs", "e.toml", "--out", "run")
     assert unserved.code == 2
     assert f"nobody serves {lungs}; start it in another terminal: fewlabel federation serve {lungs}" in unserved.err
@@ -426,7 +428,8 @@ def test_what_a_program_said_last_is_its_error_since_it_was_started(tmp_path: Pa
     assert ours.said("node") == ""
     for code, word in ((f"print({ENDED!r})", "Exit Code: 305 Failed to initialize the connection to the SuperLink. "
                         "[code: 2004] Failed to activate SuperNode."),
-                       ("print('a'); print('b\\x1b[0m')", "b"), ("", "it said nothing")):  # fmt: skip
+                       ("print('a'); print('b\\x1b[0m')", "b"), ("", "it said nothing"),
+                       ("print('╭─ Error ─╮\\n│ gone │\\n╰─────────╯')", "gone")):  # fmt: skip
         ours.start("node", [sys.executable, "-c", code]).wait()
         assert ours.verdict("node") == f"{word} (all of it: {tmp_path}/node.log)"
 
@@ -602,7 +605,7 @@ def test_sites_come_and_go(tmp_path: Path) -> None:
 
         session.run("federation remove fed s0")
         assert session.left.pop("join0").wait(120) == 3
-        assert "its key is not enrolled" in session.said("join0")
+        assert "does not let this site in: it was removed from the federation" in session.said("join0")
         assert "was removed with this key" in session.run("federation enrol fed site-0/enrolment.json", 2)
         assert [node.status for node in superlink.nodes(fed).values()] == ["unregistered", "online"]
         session.run("federation stop fed")

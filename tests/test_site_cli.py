@@ -2,8 +2,10 @@
 
 import io
 import json
+import socket
 import stat
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -150,6 +152,31 @@ def test_commands_are_shown_with_tls_and_a_key_unless_told_otherwise(
     _, node = fewlabel("site", "join", "--insecure", "--print-command").out.splitlines()
     assert " --insecure " in node
     assert "--auth-supernode-private-key" not in node
+
+
+def test_a_site_does_not_join_at_who_is_not_the_federations_server(
+    images: Path, fewlabel: Command, tmp_path: Path
+) -> None:
+    assert fewlabel(*INIT).code == 0
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        path = tmp_path / "site" / "trust" / "federation.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"address": f"127.0.0.1:{port}"}))
+
+        def answer() -> None:
+            with other.accept()[0] as caller:
+                caller.recv(1 << 16)
+                caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        found = fewlabel("site", "join", "--yes")
+    assert (found.code, found.err) == (
+        2,
+        f"fewlabel: 127.0.0.1:{port} is not the server of this federation: it does not speak TLS, as if served with "
+        "--insecure\n",
+    )
+    (tmp_path / "site" / "trust" / "ca.pem").write_text("none")
+    assert fewlabel("site", "join", "--yes").err.endswith("ca.pem is no certificate\n")
 
 
 def test_nobody_joins_without_consent_to_what_leaves(images: Path, fewlabel: Command, tmp_path: Path) -> None:
