@@ -111,7 +111,7 @@ def cell_table(name: str, cell: str, rows: Rows, printed: Mapping[str, Mapping[s
     columns += ["pseudo-labels: precision, first and last", "coverage", "images, thousands", "MB", "of FedAvg, %", "s"]
     table = []
     for row, lines in rows.items():
-        short = "" if all(line["converged"] == "True" and not guesses(line) for line in lines) else " (short)"
+        short = " (short)" if any(line["converged"] != "True" or guesses(line) for line in lines if seen(line)) else ""
         told = [str(spread(lines, f"last_{key}") or "–") for key in metrics]
         told += [str(spread(lines, f"chosen_{key}") or "–") for key in ("balanced_accuracy", "accuracy")]
         beside = [str(spread(lines, "sent") or "–")] if sent else []
@@ -212,11 +212,14 @@ def numbers(method: str, found: Situations) -> Table:
     return Table("Balanced accuracy on test in the last round, in percent", ("situation", *shown), tuple(lines))
 
 
+def seen(line: Mapping[str, str]) -> bool:
+    """Whether a run has a model that the server sees; clients by themselves have none."""
+    return bool(line["last_balanced_accuracy"])
+
+
 def guesses(line: Mapping[str, str]) -> bool:
-    """Whether a run ended near the balanced accuracy of one class for all images; clients by themselves have none."""
-    return bool(line["last_balanced_accuracy"]) and (
-        float(line["last_balanced_accuracy"]) < 1 / int(line["classes"]) + GUESSING
-    )
+    """Whether a run ended near the balanced accuracy of one class for all images."""
+    return seen(line) and float(line["last_balanced_accuracy"]) < 1 / int(line["classes"]) + GUESSING
 
 
 def rounds(lines: Sequence[Mapping[str, str]]) -> str:
