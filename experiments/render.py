@@ -5,6 +5,7 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,15 @@ def cells(name: str, lines: Sequence[Mapping[str, str]], drawn: Mapping[str, Any
     by_cell: dict[str, dict[str, list[Mapping[str, str]]]] = {}
     for line in lines:
         by_cell.setdefault(line["cell"], {}).setdefault(line["row"], []).append(line)
-    printed = {row.name: row.paper for row in read_table(TABLES / f"{name}.toml").rows}
+    known = {row.name: row for row in read_table(TABLES / f"{name}.toml").rows}
     if len(by_cell) > 2:
         yield overview(by_cell).markdown()
     for cell, rows in by_cell.items():
-        yield cell_table(name, cell, rows, {row: printed.get(f"{cell}/{row}", {}) for row in rows}).markdown()
+        listed = {row: known[f"{cell}/{row}"] for row in rows}
+        table = cell_table(name, cell, rows, {row: one.paper for row, one in listed.items()})
+        far = [row for row in unequal(rows) if listed[row].work]
+        notes = (f"Not within 10 % of equal work: {', '.join(far)}.",) if far else ()
+        yield replace(table, notes=table.notes + notes).markdown()
         plot(drawn[cell], DOCS / "results" / f"{name}-{cell}.png")
         yield f"![Balanced accuracy on test by images trained on](results/{name}-{cell}.png)\n"
 
@@ -125,7 +130,6 @@ def cell_table(name: str, cell: str, rows: Rows, printed: Mapping[str, Mapping[s
     notes = [f"Test set, in percent: mean ± standard deviation of seeds {', '.join(seeds)}; costs are means."]
     few = [f"{row} {len(lines)}" for row, lines in rows.items() if len(lines) < len(seeds)]
     notes += [f"Not every row has every seed yet: {', '.join(few)}."] if few else []
-    notes += [f"Not within 10 % of equal work: {', '.join(far)}."] if (far := unequal(rows)) else []
     return Table(f"{name}, {cell}", tuple(columns), tuple(table), tuple(notes))
 
 
