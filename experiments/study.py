@@ -251,11 +251,18 @@ def points(result: Result) -> Iterator[dict[str, Any]]:
 
 
 def averaged(seeds: Sequence[Sequence[dict[str, Any]]]) -> dict[str, list[float | None]]:
+    """The mean at each measurement of the seed that has fewest: of the others, at theirs that is nearest in images."""
+
     def mean(values: Iterable[float | None]) -> float | None:
         spread = Spread.of(values)
         return round(spread.mean, 4) if spread else None
 
-    return {key: [mean(p[key] for p in at) for at in zip(*seeds, strict=False)] for key in seeds[0][0]}
+    def nearest(points: Sequence[dict[str, Any]], images: int) -> dict[str, Any]:
+        return min(points, key=lambda point: abs(point["images"] - images))
+
+    fewest = min(seeds, key=len)
+    at = [[nearest(points, point["images"]) for points in seeds] for point in fewest]
+    return {key: [mean(point[key] for point in points) for points in at] for key in fewest[0]}
 
 
 def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

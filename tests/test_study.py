@@ -178,6 +178,14 @@ def test_rounds_follow_from_the_work_and_from_who_holds_what(tiny: Path):
     assert short.rounds == 3
 
 
+def test_curves_of_seeds_are_averaged_at_equal_work_though_one_is_measured_twice_as_often():
+    often = [{"images": 10 * n, "accuracy": n / 10, "precision": None} for n in (1, 2, 3, 4)]
+    seldom = [{"images": 20, "accuracy": 0.4, "precision": 0.5}, {"images": 42, "accuracy": 0.6, "precision": None}]
+    assert study.averaged([often, seldom]) == {
+        "images": [20, 41], "accuracy": [0.3, 0.5], "precision": [0.5, None],
+    }  # fmt: skip
+
+
 def cell(**means: list[float]) -> dict[str, list[dict[str, str]]]:
     return {row: [{"last_balanced_accuracy": str(value)} for value in values] for row, values in means.items()}
 
