@@ -2,7 +2,8 @@
 
     python -m experiments.study run [TABLE ...]    tunes and runs tables, by default (a), (b), (c), a run per core;
                                                    done again, it goes on
-    python -m experiments.study collect            runs/results -> docs/results/: a line per run, curves
+    python -m experiments.study collect            runs/results -> docs/results/: a line per run, curves; lines of runs
+                                                   that are not here stay
     python -m experiments.study render             docs/results/ -> the tables of docs/RESULTS.md and their plots
 
 docs/PROTOCOL.md says why it is done so. Settings are chosen by validation alone: what chooses reads no test number.
@@ -16,14 +17,14 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from experiments.render import COMPARED, DOCS, METRICS, TABLES, render
+from experiments.render import COMPARED, DOCS, METRICS, TABLES, read_csv, render
 from fewlabel.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.experiment import Experiment, dumps, load, overlay
 from fewlabel.reproduce import PaperRow, measured, read_table, wanted
@@ -86,8 +87,14 @@ def possible(row: PaperRow, seeds: Sequence[int] | None) -> tuple[Experiment, ..
     try:
         return wanted(row, seeds=seeds)
     except BadInput as error:
-        print(f"left out: {error}", file=sys.stderr)
+        tell(f"left out: {error}")
         return ()
+
+
+@cache
+def tell(words: str) -> None:
+    """Once, though it may be so of many rows."""
+    print(words, file=sys.stderr)
 
 
 def run(tables: Sequence[str] = tuple(COMPARED)) -> None:
@@ -171,13 +178,29 @@ def dotted(settings: Mapping[str, Any], above: str = "") -> str:
 
 
 def collect(tables: Iterable[str] = EVERY) -> None:
-    """The finished runs of each table as a line each, and as curves."""
+    """The finished runs of each table as a line each, and as curves; what is written down of others stays."""
     for table in tables:
-        done = [t for t in trials(table) if (t.directory / "summary.json").exists()]
-        results = [(trial, Result(trial.directory)) for trial in done]
-        if results:
-            write_csv(DOCS / "results" / f"{table}.csv", [line_of(*pair) for pair in results])
-            (DOCS / "results" / f"{table}.json").write_text(json.dumps(curves(results), separators=(",", ":")) + "\n")
+        every = {(t.cell, t.row, str(t.experiment.seed)): t for t in trials(table)}
+        here = {key: (t, Result(t.directory)) for key, t in every.items() if (t.directory / "summary.json").exists()}
+        if not here:
+            continue
+        path = DOCS / "results" / f"{table}.csv"
+        lines: dict[tuple[str, ...], Mapping[str, Any]] = {}
+        if path.exists():
+            lines |= {(line["cell"], line["row"], line["seed"]): line for line in read_csv(path)}
+        lines |= {key: line_of(*pair) for key, pair in here.items()}
+        write_csv(path, [lines[key] for key in every if key in lines])
+        drawn = path.with_suffix(".json")
+        old, new = json.loads(drawn.read_text()) if drawn.exists() else {}, curves(list(here.values()))
+        kept: dict[str, Any] = {}
+        for cell, row in dict.fromkeys(key[:2] for key in every):
+            whole = all(key in here for key in lines if key[:2] == (cell, row))  # else a mean would lack seeds
+            known = [
+                source[cell][row] for source in ((new, old) if whole else (old, new)) if row in source.get(cell, ())
+            ]
+            if known:
+                kept.setdefault(cell, {})[row] = known[0]
+        drawn.write_text(json.dumps(kept, separators=(",", ":")) + "\n")
 
 
 def line_of(trial: Trial, result: Result) -> dict[str, Any]:

@@ -153,6 +153,24 @@ def test_equal_runs_of_two_tables_are_one(tiny: Path, capsys: pytest.CaptureFixt
     assert lines(tiny / "results" / "u-other.csv")[-3]["partition"] == theirs[-3]["partition"]
 
 
+def test_what_is_written_down_stays_though_its_run_is_not_here(tiny: Path):
+    study.run(["t-tiny"])
+    table, curves = (tiny / "results" / f"t-tiny.{kind}" for kind in ("csv", "json"))
+    found, drawn = table.read_text(), json.loads(curves.read_text())
+    drawn["l1"]["cbafed"]["accuracy"][0] = drawn["l2"]["cbafed"]["accuracy"][0] = 0.5  # as another machine had it
+    curves.write_text(json.dumps(drawn))
+    shutil.rmtree(tiny / "runs/results/t-tiny/l1")
+    shutil.rmtree(tiny / "runs/results/t-tiny/l2/cbafed-seed1")
+    last = found.splitlines()[-1]
+    table.write_text(found.replace(last, ""))
+    study.collect(["t-tiny"])
+    assert table.read_text() == found  # the run of the last line is here
+    assert json.loads(curves.read_text()) == drawn  # of cbafed not all seeds are here
+    (tiny / "t-tiny.toml").write_text(TABLE.replace("[cells.l1]", "[cells.l3]"))
+    study.collect(["t-tiny"])
+    assert {line["cell"] for line in lines(table)} == {"l2"}  # what the table no longer has goes
+
+
 def test_a_row_that_names_a_seed_has_that_one(tiny: Path):
     (tiny / "t-tiny.toml").write_text(TABLE.replace("cbafed      = { ", "cbafed = { seed = 5, "))
     assert [trial.experiment.seed for trial in study.trials("t-tiny") if trial.row == "cbafed"] == [5, 5]
