@@ -21,6 +21,7 @@ PAGES = ("RESULTS.md", "which-method.md", "methods/*.md", "../README.md")
 COMPARED = {"a-pneumonia": "PneumoniaMNIST", "b-fashion": "Fashion-MNIST", "c-ham": "HAM10000"}
 STYLES = ("-", "--", "-.", ":")
 NARROW = 0.05  # a gap between floor and ceiling of which shares say nothing
+NEAR = 0.9  # of the floor's last balanced accuracy: how soon that is reached is a cost
 GUESSING = 0.03  # a model this near to the balanced accuracy of one class for all images says nothing
 METRICS = {"balanced_accuracy": "balanced acc.", "accuracy": "accuracy", "f1": "macro-F1", "auc": "AUC"}
 AT_TIMES = {"recall_apart": "recall of melanoma", "local_accuracy": "local accuracy"}  # where they are measured
@@ -78,9 +79,10 @@ def cells(name: str, lines: Sequence[Mapping[str, str]], drawn: Mapping[str, Any
     known = {row.name: row for row in read_table(TABLES / f"{name}.toml").rows}
     if len(by_cell) > 2:
         yield overview(by_cell).markdown()
+        yield from trends(name, by_cell)
     for cell, rows in by_cell.items():
         listed = {row: known[f"{cell}/{row}"] for row in rows}
-        table = cell_table(name, cell, rows, {row: one.paper for row, one in listed.items()})
+        table = cell_table(name, cell, rows, {row: one.paper for row, one in listed.items()}, drawn.get(cell, {}))
         far = [row for row in unequal(rows) if listed[row].work]
         notes = (f"Not within 10 % of equal work: {', '.join(far)}.",) if far else ()
         yield replace(table, notes=table.notes + notes).markdown()
@@ -105,7 +107,9 @@ def overview(by_cell: Mapping[str, Rows]) -> Table:
     return Table("Balanced accuracy on test, last round, in percent", ("row", *by_cell), tuple(lines))
 
 
-def cell_table(name: str, cell: str, rows: Rows, printed: Mapping[str, Mapping[str, Printed]]) -> Table:
+def cell_table(
+    name: str, cell: str, rows: Rows, printed: Mapping[str, Mapping[str, Printed]], drawn: Mapping[str, Any]
+) -> Table:
     every = [line for lines in rows.values() for line in lines]
     metrics = METRICS | {key: words for key, words in AT_TIMES.items() if any(line[f"last_{key}"] for line in every)}
     papers = [key for key in (*metrics, "sent") if any(key in one for one in printed.values())]
@@ -113,7 +117,8 @@ def cell_table(name: str, cell: str, rows: Rows, printed: Mapping[str, Mapping[s
     columns = ["row", "rounds", *metrics.values(), "chosen round: balanced acc.", "accuracy", "gap closed, %"]
     columns += ["numbers sent, %"] if sent else []
     columns += [f"paper: {metrics.get(key, 'numbers sent')}" for key in papers]
-    columns += ["pseudo-labels: precision, first and last", "coverage", "images, thousands", "MB", "of FedAvg, %", "s"]
+    columns += ["pseudo-labels: precision, first and last", "coverage"]
+    columns += ["images, thousands", f"until {100 * NEAR:.0f} % of the floor", "MB", "of FedAvg, %", "s"]
     table = []
     for row, lines in rows.items():
         short = " (short)" if any(line["converged"] != "True" or guesses(line) for line in lines if seen(line)) else ""
@@ -122,7 +127,7 @@ def cell_table(name: str, cell: str, rows: Rows, printed: Mapping[str, Mapping[s
         beside = [str(spread(lines, "sent") or "–")] if sent else []
         beside += [str(printed[row].get(key, "–")) for key in papers]
         said = [pair(lines, f"pseudo_label_{key}") for key in ("precision", "coverage")]
-        costs = [f"{mean(lines, 'images_labeled', 'images_unlabeled') / 1e3:,.0f}"]
+        costs = [f"{mean(lines, 'images_labeled', 'images_unlabeled') / 1e3:,.0f}", until(rows, drawn.get(row))]
         costs += [f"{mean(lines, 'bytes_up', 'bytes_down') / 1e6:,.0f}", f"{100 * mean(lines, 'bytes_of_fedavg'):.0f}"]
         costs.append(f"{mean(lines, 'seconds'):,.0f}")
         table.append((row, rounds(lines) + short, *told, closed(rows, row), *beside, *said, *costs))
@@ -131,6 +136,15 @@ def cell_table(name: str, cell: str, rows: Rows, printed: Mapping[str, Mapping[s
     few = [f"{row} {len(lines)}" for row, lines in rows.items() if len(lines) < len(seeds)]
     notes += [f"Not every row has every seed yet: {', '.join(few)}."] if few else []
     return Table(f"{name}, {cell}", tuple(columns), tuple(table), tuple(notes))
+
+
+def until(rows: Rows, curve: Mapping[str, Sequence[float]] | None) -> str:
+    """After how many thousand images a row, in the mean of its seeds, first came near to where the floor ends."""
+    floor = spread(rows.get(FLOOR, ()), "last_balanced_accuracy")
+    if not (floor and curve):
+        return "–"
+    measured = zip(curve["images"], curve["balanced_accuracy"], strict=True)
+    return next((f"{images / 1e3:,.0f}" for images, score in measured if score >= NEAR * floor.mean), "–")
 
 
 def situations() -> Iterator[tuple[str, Rows]]:
@@ -255,13 +269,42 @@ def plot(rows: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
     figure, axes = empty_plot("balanced accuracy on test, %")
     figure.set_size_inches(9, 6)  # room for curves above a legend of thirteen rows
     axes.set_xlabel("images trained on, thousands")
-    families: dict[str, list[str]] = {}  # a color each, a style for each of their rows
-    for row, curve in rows.items():
+    for row, style in styles(rows):
+        curve = rows[row]
+        known = {round(x / 1e3): 100 * y for x, y in zip(curve["images"], curve["balanced_accuracy"], strict=True)}
+        draw(axes, known, **style)
+    finish_plot(figure, path)
+
+
+def styles(rows: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A color for each family of rows, a style for each of its members; bounds are grey."""
+    families: dict[str, list[str]] = {}
+    for row in rows:
         bound = row in (FLOOR, CEILING)
         own = families.setdefault("bounds" if bound else row if row == "fed-consist" else row.partition("-")[0], [])
         own.append(row)
         color = GREY if bound else COLORS[[*families.values()].index(own) % len(COLORS)]
         style = {FLOOR: ":", CEILING: "--"}.get(row) or STYLES[(len(own) - 1) % len(STYLES)]
-        known = {round(x / 1e3): 100 * y for x, y in zip(curve["images"], curve["balanced_accuracy"], strict=True)}
-        draw(axes, known, label=row, color=color, linestyle=style)
-    finish_plot(figure, path)
+        yield row, {"label": row, "color": color, "linestyle": style}
+
+
+def trends(name: str, by_cell: Mapping[str, Rows]) -> Iterator[str]:
+    """The last round by what cells differ in: `u4` has four unlabeled clients, `g05` a gamma of 0.5."""
+    clients = {float(cell[1:]): cell for cell in by_cell if re.fullmatch(r"u\d+", cell)}
+    gammas = {int(cell[1:]) / 10: cell for cell in by_cell if re.fullmatch(r"g\d+", cell)}
+    gammas |= {0.8: clients[9.0]} if 9.0 in clients else {}
+    for words, points in (("unlabeled clients", clients), ("gamma", gammas)):
+        if len(points) < 2:
+            continue
+        figure, axes = empty_plot("balanced accuracy on test, %")
+        axes.set_xlabel(words)
+        axes.set_xscale("log")
+        axes.set_xticks(sorted(points), [f"{point:g}" for point in sorted(points)], minor=False)
+        axes.minorticks_off()
+        for row, style in styles(dict.fromkeys(row for cell in points.values() for row in by_cell[cell])):
+            scores = {x: spread(by_cell[points[x]].get(row, ()), "last_balanced_accuracy") for x in sorted(points)}
+            known = {x: 100 * score.mean for x, score in scores.items() if score}
+            axes.plot(list(known), list(known.values()), marker="o", **style)
+        path = DOCS / "results" / f"{name}-by-{words.split()[0]}.png"
+        finish_plot(figure, path)
+        yield f"![Balanced accuracy on test in the last round by {words}](results/{path.name})\n"

@@ -107,7 +107,7 @@ def test_a_study_from_its_table_to_its_page(tiny: Path, capsys: pytest.CaptureFi
     assert {line["pseudo_label_precision"] == "" for line in found if line["row"] != "cbafed"} == {True}
     for score, short in (("0.12", True), ("0.14", False)):  # of ten classes; who guesses has not converged
         one = {**found[0], "converged": "True", "last_balanced_accuracy": score}
-        told = render.cell_table("t-tiny", "l1", {"labels-only": [one]}, {"labels-only": {}}).rows[0][1]
+        told = render.cell_table("t-tiny", "l1", {"labels-only": [one]}, {"labels-only": {}}, {}).rows[0][1]
         assert ("short" in told) is short
     # The page: what is outside of the marks stays.
     render.render()
@@ -215,6 +215,24 @@ def test_the_gap_closed_is_by_means_over_seeds():
     assert render.closed(rows, "labels-only") == "–"
     assert render.closed(cell(**{"labels-only": [0.6], "fedavg-sl": [0.8], "fedmatch": [0.7]}), "fedmatch") == "50"
     assert render.closed(cell(**{"labels-only": [0.8], "all-labels": [0.8], "rscfed": [0.9]}), "rscfed") == "–"
+
+
+def test_how_soon_a_row_comes_near_the_floor_is_by_the_mean_curve():
+    rows = cell(**{"labels-only": [0.6, 0.8]})  # nine tenths of 0.7 are 0.63
+    curve = {"images": [1_000, 20_000, 31_000, 40_000], "balanced_accuracy": [0.1, 0.62, 0.64, 0.5]}
+    assert render.until(rows, curve) == "31"
+    assert render.until(rows, {"images": [1_000], "balanced_accuracy": [0.62]}) == "–"
+    assert render.until({}, curve) == render.until(rows, None) == "–"
+
+
+def test_cells_that_are_points_of_an_axis_are_drawn_along_it(tiny: Path):
+    found = {name: cell(**{"labels-only": [0.5], "rscfed": [0.6]}) for name in ("u4", "u9", "g01", "g100")}
+    told = list(render.trends("t-tiny", found))
+    assert [line.partition("](")[2].strip(")\n") for line in told] == [
+        "results/t-tiny-by-unlabeled.png", "results/t-tiny-by-gamma.png",
+    ]  # fmt: skip
+    assert all((tiny / "results" / f"t-tiny-by-{axis}.png").stat().st_size > 1000 for axis in ("unlabeled", "gamma"))
+    assert not list(render.trends("t-tiny", {"u4": found["u4"], "l1": found["u4"]}))  # a point is no line
 
 
 def test_what_becomes_of_each_row_over_all_cells(tiny: Path, monkeypatch: pytest.MonkeyPatch):
