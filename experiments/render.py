@@ -4,11 +4,14 @@ import csv
 import json
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fewlabel.report import COLORS, GREY, draw, empty_plot, finish_plot
 from fewlabel.reproduce import Printed, read_table
@@ -20,6 +23,7 @@ TABLES = Path(__file__).parent / "results"
 PAGES = ("RESULTS.md", "which-method.md", "methods/*.md", "../README.md")
 COMPARED = {"a-pneumonia": "PneumoniaMNIST", "b-fashion": "Fashion-MNIST", "c-ham": "HAM10000"}
 STYLES = ("-", "--", "-.", ":")
+BOUNDS = "bounds"  # the family of floor and ceiling
 NARROW = 0.05  # a gap between floor and ceiling of which shares say nothing
 NEAR = 0.9  # of the floor's last balanced accuracy: how soon that is reached is a cost
 GUESSING = 0.03  # a model this near to the balanced accuracy of one class for all images says nothing
@@ -29,7 +33,8 @@ CEILINGS = (CEILING, "fedavg-sl")  # the second is the first as FedMatch's Table
 METHODS = ("rscfed", "fedirm", "cbafed", "isofed", "fedmatch")  # with pages that have their numbers
 
 Rows = Mapping[str, Sequence[Mapping[str, str]]]  # the lines of a cell's runs, by row
-Situations = Sequence[tuple[str, Rows]]  # cells by name
+Curve = Mapping[str, Sequence[float]]  # of a row, in the mean over seeds
+Situations = Sequence[tuple[str, Rows, Mapping[str, Curve]]]  # cells by data set and name in words
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -85,9 +90,13 @@ def cells(name: str, lines: Sequence[Mapping[str, str]], drawn: Mapping[str, Any
         table = cell_table(name, cell, rows, {row: one.paper for row, one in listed.items()}, drawn.get(cell, {}))
         far = [row for row in unequal(rows) if listed[row].work]
         notes = (f"Not within 10 % of equal work: {', '.join(far)}.",) if far else ()
+        notes += next(iter(listed.values())).notes
         yield replace(table, notes=table.notes + notes).markdown()
-        plot(drawn[cell], DOCS / "results" / f"{name}-{cell}.png")
-        yield f"![Balanced accuracy on test by images trained on](results/{name}-{cell}.png)\n"
+        title = titled(name, cell)
+        for family, together in pictures(drawn[cell]).items():
+            file = f"results/{name}-{cell}{family}.png"
+            plot({row: drawn[cell][row] for row in together}, DOCS / file, title)
+            yield f"![{title}: balanced accuracy on test by images trained on]({file})\n"
 
 
 def spread(lines: Iterable[Mapping[str, str]], key: str) -> Spread | None:
@@ -114,31 +123,57 @@ def cell_table(
     metrics = METRICS | {key: words for key, words in AT_TIMES.items() if any(line[f"last_{key}"] for line in every)}
     papers = [key for key in (*metrics, "sent") if any(key in one for one in printed.values())]
     sent = "sent" in papers
-    columns = ["row", "rounds", *metrics.values(), "chosen round: balanced acc.", "accuracy", "gap closed, %"]
+    columns = [
+        "row",
+        "rounds",
+        *metrics.values(),
+        "of its last four measurements",
+        f"{FLOOR} after as many labeled images",
+    ]
+    columns += ["chosen round: balanced acc.", "chosen round: accuracy", "gap closed, %"]
     columns += ["numbers sent, %"] if sent else []
     columns += [f"paper: {metrics.get(key, 'numbers sent')}" for key in papers]
     columns += ["pseudo-labels: precision, first and last", "coverage"]
-    columns += ["images, thousands", f"until {100 * NEAR:.0f} % of the floor", "MB", "of FedAvg, %", "s"]
+    columns += ["images, thousands", f"until {100 * NEAR:.0f} % of the floor", "MB", "of FedAvg, %", "seconds"]
     table = []
     for row, lines in rows.items():
         short = " (short)" if any(line["converged"] != "True" or guesses(line) for line in lines if seen(line)) else ""
-        told = [str(spread(lines, f"last_{key}") or "–") for key in metrics]
-        told += [str(spread(lines, f"chosen_{key}") or "–") for key in ("balanced_accuracy", "accuracy")]
+        scores = [str(spread(lines, f"last_{key}") or "–") for key in metrics]
+        scores += [settled(drawn.get(row)), beside_floor(lines, drawn.get(FLOOR))]
+        scores += [str(spread(lines, f"chosen_{key}") or "–") for key in ("balanced_accuracy", "accuracy")]
         beside = [str(spread(lines, "sent") or "–")] if sent else []
         beside += [str(printed[row].get(key, "–")) for key in papers]
         said = [pair(lines, f"pseudo_label_{key}") for key in ("precision", "coverage")]
         costs = [f"{mean(lines, 'images_labeled', 'images_unlabeled') / 1e3:,.0f}", until(rows, drawn.get(row))]
         costs += [f"{mean(lines, 'bytes_up', 'bytes_down') / 1e6:,.0f}", f"{100 * mean(lines, 'bytes_of_fedavg'):.0f}"]
         costs.append(f"{mean(lines, 'seconds'):,.0f}")
-        table.append((row, rounds(lines) + short, *told, closed(rows, row), *beside, *said, *costs))
+        table.append((row, rounds(lines) + short, *scores, closed(rows, row), *beside, *said, *costs))
     seeds = sorted({line["seed"] for line in every})
     notes = [f"Test set, in percent: mean ± standard deviation of seeds {', '.join(seeds)}; costs are means."]
     few = [f"{row} {len(lines)}" for row, lines in rows.items() if len(lines) < len(seeds)]
     notes += [f"Not every row has every seed yet: {', '.join(few)}."] if few else []
-    return Table(f"{name}, {cell}", tuple(columns), tuple(table), tuple(notes))
+    return Table(titled(name, cell), tuple(columns), tuple(table), tuple(notes))
 
 
-def until(rows: Rows, curve: Mapping[str, Sequence[float]] | None) -> str:
+def settled(curve: Curve | None) -> str:
+    """The mean balanced accuracy of the last four measurements, over all seeds."""
+    return f"{100 * statistics.fmean(curve['balanced_accuracy'][-4:]):.1f}" if curve else "–"
+
+
+def like_floor(lines: Sequence[Mapping[str, str]], floor: Curve) -> float:
+    """Balanced accuracy of the floor after as many labeled images as a row trains on."""
+    return 100 * float(np.interp(mean(lines, "images_labeled"), floor["images"], floor["balanced_accuracy"]))
+
+
+def beside_floor(lines: Sequence[Mapping[str, str]], floor: Curve | None) -> str:
+    """That, or a bound where the floor was not measured so soon."""
+    if not floor or lines[0]["row"] in (FLOOR, *CEILINGS):
+        return "–"
+    early = mean(lines, "images_labeled") < floor["images"][0]
+    return f"{'up to ' if early else ''}{like_floor(lines, floor):.1f}"
+
+
+def until(rows: Rows, curve: Curve | None) -> str:
     """After how many thousand images a row, in the mean of its seeds, first came near to where the floor ends."""
     floor = spread(rows.get(FLOOR, ()), "last_balanced_accuracy")
     if not (floor and curve):
@@ -147,25 +182,30 @@ def until(rows: Rows, curve: Mapping[str, Sequence[float]] | None) -> str:
     return next((f"{images / 1e3:,.0f}" for images, score in measured if score >= NEAR * floor.mean), "–")
 
 
-def situations() -> Iterator[tuple[str, Rows]]:
-    """The cells of the tables that are compared, with a floor and a ceiling: their lines by row."""
+def situations() -> Iterator[tuple[str, Rows, Mapping[str, Curve]]]:
+    """The cells of the tables that are compared, with a floor and a ceiling: their lines and curves by row."""
     for table, data in COMPARED.items():
         path = DOCS / "results" / f"{table}.csv"
         cells: dict[str, dict[str, list[Mapping[str, str]]]] = {}
         for line in read_csv(path) if path.exists() else ():
             cells.setdefault(line["cell"], {}).setdefault(line["row"], []).append(line)
+        curves = json.loads(path.with_suffix(".json").read_text()) if cells else {}
         for cell, rows in cells.items():
             if {FLOOR, CEILING} <= set(rows):
-                yield f"{data}, {told(cell)}", rows
+                yield f"{data}, {told(cell)}", rows, curves[cell]
 
 
 def told(cell: str) -> str:
     """A cell's name in words: `l1u3-g08` is one labeled client beside three others, gamma 0.8."""
-    found = re.fullmatch(r"l(\d+)u(\d+)(?:-g(\d)(\d))?", cell)
+    found = re.fullmatch(r"(?:(?:l(\d+))?u(\d+))?-?(?:g(\d+))?", cell)
     if not found:
         return cell
-    gamma = f", gamma {found[3]}.{found[4]}" if found[3] else ""
-    return f"{found[1]} labeled + {found[2]} not{gamma}"
+    clients = f"{found[1] or 1} labeled + {found[2]} not" if found[2] else ""
+    return ", ".join(filter(None, (clients, f"gamma {int(found[3]) / 10:g}" if found[3] else "")))
+
+
+def titled(name: str, cell: str) -> str:
+    return f"{name}, {cell}" + (f": {told(cell)}" if told(cell) != cell else "")
 
 
 def gains(rows: Rows, row: str, metric: str = "balanced_accuracy") -> list[float]:
@@ -180,34 +220,51 @@ def typical(gains: Iterable[Sequence[float]]) -> str:
 
 
 def overall(found: Situations) -> Table:
-    """What becomes of each row over all cells."""
-    names = dict.fromkeys(row for _, rows in found for row in rows if row != FLOOR)
+    """What becomes of each row, by data set and over all cells."""
+    names = dict.fromkeys(row for _, rows, _ in found for row in rows if row != FLOOR)
+    data = Counter(situation.partition(",")[0] for situation, *_ in found)
     lines = []
     for name in names:
-        by_cell = [gain for _, rows in found if (gain := gains(rows, name))]
-        runs = [line for _, rows in found for line in rows.get(name, ())]
+        by_cell = {situation: gain for situation, rows, _ in found if (gain := gains(rows, name))}
+        runs = [line for _, rows, _ in found for line in rows.get(name, ())]
         told = (
-            typical(by_cell),
-            typical(gain for _, rows in found if (gain := gains(rows, name, "auc"))),
-            f"{sum(min(gain) > 0 for gain in by_cell)} of {len(by_cell)}",
-            f"{sum(max(gain) < 0 for gain in by_cell)} of {len(by_cell)}",
+            *(typical(gain for situation, gain in by_cell.items() if situation.startswith(one)) for one in data),
+            typical(gain for _, rows, _ in found if (gain := gains(rows, name, "auc"))),
+            "–"
+            if name == CEILING
+            else typical(
+                [100 * mean(own, "last_balanced_accuracy") - like_floor(own, curves[FLOOR])]
+                for _, rows, curves in found
+                if (own := rows.get(name))
+            ),
+            f"{sum(min(gain) > 0 for gain in by_cell.values())} of {len(by_cell)}",
+            f"{sum(max(gain) < 0 for gain in by_cell.values())} of {len(by_cell)}",
             f"{sum(map(guesses, runs))} of {len(runs)}",
             pair(runs, "pseudo_label_precision"),
             pair(runs, "pseudo_label_coverage"),
         )
         lines.append((name, *told))
-    lines.sort(key=lambda line: -float(line[1]))
-    columns = ("row", "points above the floor", "in AUC", "cells above it in every seed", "below it in every seed")
-    columns += ("runs that ended guessing", "pseudo-labels: precision, first and last, %", "coverage, %")
-    note = f"Balanced accuracy, on test in the last round. Guessing: within {100 * GUESSING:.0f} points of chance."
-    cells = sum(len({row.name.rpartition("/")[0] for row in read_table(TABLES / f"{t}.toml").rows}) for t in COMPARED)
-    return Table(f"{len(found)} of the {cells} cells of (a), (b), (c)", columns, tuple(lines), (note,))
+    lines.sort(key=lambda line: -sum(float(gain) for gain in line[1 : 1 + len(data)]))
+    columns = (
+        "row",
+        *(f"{one}, {count} cells" for one, count in data.items()),
+        "AUC, all cells",
+        "all cells, for equal training on labels",
+    )
+    columns += ("cells above in every seed", "below in every seed", "runs that ended guessing")
+    columns += ("pseudo-labels: precision, first and last, %", "coverage, %")
+    notes = (
+        "Balanced accuracy on test in the last round, in the mean over cells; best first, in the mean over data sets.",
+        f"For equal training on labels: above {FLOOR} after as many labeled images, which for most rows is early.",
+        f"Guessing: within {100 * GUESSING:.0f} points of a model that says one class of everything.",
+    )
+    return Table(f"Points above {FLOOR}, the floor, for equal work", columns, tuple(lines), notes)
 
 
 def which(found: Situations) -> Table:
     """The best row of each cell, and whether it is better than labels alone in every seed."""
     lines = []
-    for situation, rows in found:
+    for situation, rows, _ in found:
         scores = {row: spread(lines, "last_balanced_accuracy") for row, lines in rows.items()}
         known = {row: one for row, one in scores.items() if one}
         best, second, *_ = sorted((row for row in known if row not in (FLOOR, CEILING)), key=lambda r: -known[r].mean)
@@ -216,16 +273,18 @@ def which(found: Situations) -> Table:
         told = (f"{best} {known[best]}", f"{second} {known[second]}", str(known[FLOOR]), str(known[CEILING]))
         lines.append((situation, *told, closed(rows, best), better))
     columns = ("situation", "best", "second", FLOOR, CEILING, "gap closed by the best, %", "seeds above the floor")
-    return Table("The best in each cell, by balanced accuracy on test in the last round", columns, tuple(lines))
+    title = "The best in each cell, by balanced accuracy on test in the last round"
+    note = "Best and second are picked by these very numbers, which flatters them; three seeds are few."
+    return Table(title, columns, tuple(lines), (note,))
 
 
 def numbers(method: str, found: Situations) -> Table:
     """The rows of one method in each cell, between floor and ceiling."""
-    own = dict.fromkeys(row for _, rows in found for row in rows if row == method or row.startswith(f"{method}-"))
+    own = dict.fromkeys(row for _, rows, _ in found for row in rows if row == method or row.startswith(f"{method}-"))
     shown = (FLOOR, *own, CEILING)
     lines = [
         (situation, *(str(spread(rows.get(row, ()), "last_balanced_accuracy") or "–") for row in shown))
-        for situation, rows in found
+        for situation, rows, _ in found
     ]
     return Table("Balanced accuracy on test in the last round, in percent", ("situation", *shown), tuple(lines))
 
@@ -265,9 +324,21 @@ def closed(rows: Rows, row: str) -> str:
     return f"{100 * (own.mean - floor.mean) / (ceiling.mean - floor.mean):.0f}"
 
 
-def plot(rows: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
+def pictures(rows: Iterable[str]) -> dict[str, list[str]]:
+    """Which rows are drawn together: all, or each family by itself if one has more rows than there are styles."""
+    families: dict[str, list[str]] = {}
+    for row in rows:
+        families.setdefault(family_of(row), []).append(row)
+    bounds = families.pop(BOUNDS, [])
+    if all(len(family) <= len(STYLES) for family in families.values()):
+        return {"": list(rows)}
+    return {f"-{name}": bounds + family for name, family in families.items()}
+
+
+def plot(rows: Mapping[str, Curve], path: Path, title: str) -> None:
     figure, axes = empty_plot("balanced accuracy on test, %")
     figure.set_size_inches(9, 6)  # room for curves above a legend of thirteen rows
+    axes.set_title(title)
     axes.set_xlabel("images trained on, thousands")
     for row, style in styles(rows):
         curve = rows[row]
@@ -276,14 +347,19 @@ def plot(rows: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
     finish_plot(figure, path)
 
 
+def family_of(row: str) -> str:
+    return BOUNDS if row in (FLOOR, CEILING) else row if row == "fed-consist" else row.partition("-")[0]
+
+
 def styles(rows: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A color for each family of rows, a style for each of its members; bounds are grey."""
-    families: dict[str, list[str]] = {}
+    """A color for each family, of one family for each row; a style for each row of a color; bounds are grey."""
+    alone = len({family_of(row) for row in rows} - {BOUNDS}) == 1
+    colors: dict[str, list[str]] = {}
     for row in rows:
-        bound = row in (FLOOR, CEILING)
-        own = families.setdefault("bounds" if bound else row if row == "fed-consist" else row.partition("-")[0], [])
+        bound = family_of(row) == BOUNDS
+        own = colors.setdefault(row if alone and not bound else family_of(row), [])
         own.append(row)
-        color = GREY if bound else COLORS[[*families.values()].index(own) % len(COLORS)]
+        color = GREY if bound else COLORS[[*colors.values()].index(own) % len(COLORS)]
         style = {FLOOR: ":", CEILING: "--"}.get(row) or STYLES[(len(own) - 1) % len(STYLES)]
         yield row, {"label": row, "color": color, "linestyle": style}
 

@@ -22,6 +22,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 
 from experiments.render import COMPARED, DOCS, METRICS, TABLES, read_csv, render
@@ -274,18 +275,23 @@ def points(result: Result) -> Iterator[dict[str, Any]]:
 
 
 def averaged(seeds: Sequence[Sequence[dict[str, Any]]]) -> dict[str, list[float | None]]:
-    """The mean at each measurement of the seed that has fewest: of the others, at theirs that is nearest in images."""
+    """The mean over seeds at equal shares of their work, which are those at which the seed with fewest measurements has
+    them: of the others on a straight line between theirs, and at the end, as tables have it, the mean of their ends."""
+    fewest = min(seeds, key=len)
+    shares = [point["images"] / fewest[-1]["images"] for point in fewest]
 
-    def mean(values: Iterable[float | None]) -> float | None:
-        spread = Spread.of(values)
+    def mean(key: str, share: float) -> float | None:
+        spread = Spread.of(at(points, share * points[-1]["images"], key) for points in seeds)
         return round(spread.mean, 4) if spread else None
 
-    def nearest(points: Sequence[dict[str, Any]], images: int) -> dict[str, Any]:
-        return min(points, key=lambda point: abs(point["images"] - images))
+    return {key: [mean(key, share) for share in shares] for key in fewest[0]}
 
-    fewest = min(seeds, key=len)
-    at = [[nearest(points, point["images"]) for points in seeds] for point in fewest]
-    return {key: [mean(point[key] for point in points) for points in at] for key in fewest[0]}
+
+def at(points: Sequence[dict[str, Any]], images: float, key: str) -> float | None:
+    if min(points, key=lambda point: abs(point["images"] - images))[key] is None:
+        return None
+    known = [point for point in points if point[key] is not None]
+    return float(np.interp(images, [point["images"] for point in known], [point[key] for point in known]))
 
 
 def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -196,11 +196,12 @@ def test_rounds_follow_from_the_work_and_from_who_holds_what(tiny: Path):
     assert short.rounds == 3
 
 
-def test_curves_of_seeds_are_averaged_at_equal_work_though_one_is_measured_twice_as_often():
+def test_curves_of_seeds_are_averaged_at_equal_work_and_end_where_tables_do():
     often = [{"images": 10 * n, "accuracy": n / 10, "precision": None} for n in (1, 2, 3, 4)]
-    seldom = [{"images": 20, "accuracy": 0.4, "precision": 0.5}, {"images": 42, "accuracy": 0.6, "precision": None}]
+    seldom = [{"images": 20, "accuracy": 0.4, "precision": 0.5}, {"images": 50, "accuracy": 0.6, "precision": None}]
+    # At two fifths of the work the first is at 16 images and, on the line between 0.1 and 0.2, at 0.16.
     assert study.averaged([often, seldom]) == {
-        "images": [20, 41], "accuracy": [0.3, 0.5], "precision": [0.5, None],
+        "images": [18.0, 45.0], "accuracy": [0.28, 0.5], "precision": [0.5, None],
     }  # fmt: skip
 
 
@@ -223,6 +224,27 @@ def test_how_soon_a_row_comes_near_the_floor_is_by_the_mean_curve():
     assert render.until(rows, curve) == "31"
     assert render.until(rows, {"images": [1_000], "balanced_accuracy": [0.62]}) == "–"
     assert render.until({}, curve) == render.until(rows, None) == "–"
+
+
+def test_the_floor_after_as_many_labeled_images_is_on_the_line_between_its_measurements():
+    floor = {"images": [10, 30], "balanced_accuracy": [0.4, 0.8]}
+    found = [{"row": "rscfed", "images_labeled": images} for images in ("14", "16")]
+    assert render.beside_floor(found, floor) == "50.0"  # a quarter of the way
+    assert render.beside_floor([{"row": "rscfed", "images_labeled": "5"}], floor) == "up to 40.0"
+    assert render.beside_floor([{"row": "all-labels", "images_labeled": "5"}], floor) == "–"
+    assert render.beside_floor(found, None) == "–"
+    assert render.settled({"balanced_accuracy": [0.9, 0.1, 0.2, 0.3, 0.4]}) == "25.0"
+
+
+def test_no_two_rows_of_a_plot_look_alike():
+    rows = ["labels-only", *(f"rscfed-{n}" for n in range(6)), "isofed", "all-labels"]
+    together = render.pictures(rows)
+    assert list(together) == ["-rscfed", "-isofed"]
+    assert together["-isofed"] == ["labels-only", "all-labels", "isofed"]
+    assert render.pictures(rows[3:]) == {"": rows[3:]}  # four of a family have a style each
+    for drawn in (*together.values(), rows[3:]):
+        looks = [(style["color"], style["linestyle"]) for _, style in render.styles(drawn)]
+        assert len(set(looks)) == len(drawn)
 
 
 def test_cells_that_are_points_of_an_axis_are_drawn_along_it(tiny: Path):
@@ -248,25 +270,28 @@ def test_what_becomes_of_each_row_over_all_cells(tiny: Path, monkeypatch: pytest
         ("l2", "all-labels"): (0.9, 0.9),
     }
     empty = dict.fromkeys(("pseudo_label_precision", "pseudo_label_coverage"), "")
-    empty |= {f"{key}_first": "" for key in empty} | {"classes": 2}
+    empty |= {f"{key}_first": "" for key in empty} | {"classes": 2, "images_labeled": 10}
     found = [
         {"cell": cell, "row": row, "seed": seed, "last_balanced_accuracy": value, "last_auc": 1 - value, **empty}
         for (cell, row), values in scores.items()
         for seed, value in enumerate(values)
     ]
     study.write_csv(tiny / "results" / "t-one.csv", found)
-    (tiny / "t-one.toml").write_text(TABLE)
+    floor = {"images": [5, 15], "balanced_accuracy": [0.5, 0.6]}  # 0.55 after ten images
+    (tiny / "results" / "t-one.json").write_text(json.dumps({cell: {"labels-only": floor} for cell in ("l1", "l2")}))
     cells = list(render.situations())
-    assert render.overall(cells).title == "2 of the 2 cells of (a), (b), (c)"
+    assert render.overall(cells).columns[1] == "Digits, 2 cells"
     assert render.overall(cells).rows == (
-        ("all-labels", "+20.0", "-20.0", "2 of 2", "0 of 2", "0 of 4", "–", "–"),
-        ("rscfed", "+1.0", "-1.0", "1 of 2", "0 of 2", "0 of 4", "–", "–"),  # (3 - 1) / 2
-        ("isofed", "-3.5", "+3.5", "1 of 2", "1 of 2", "2 of 4", "–", "–"),  # (-14 + 7) / 2
+        ("all-labels", "+20.0", "-20.0", "–", "2 of 2", "0 of 2", "0 of 4", "–", "–"),
+        ("rscfed", "+1.0", "-1.0", "+13.5", "1 of 2", "0 of 2", "0 of 4", "–", "–"),  # (3 - 1) / 2
+        ("isofed", "-3.5", "+3.5", "+9.0", "1 of 2", "1 of 2", "2 of 4", "–", "–"),  # (-14 + 7) / 2
     )
     told = render.numbers("rscfed", cells)
     assert told.columns == ("situation", "labels-only", "rscfed", "all-labels")
     assert [cell[:4] for cell in told.rows[0][1:]] == ["65.0", "68.0", "85.0"]
-    assert [render.told(cell) for cell in ("l1u9", "l3u1-g05")] == ["1 labeled + 9 not", "3 labeled + 1 not, gamma 0.5"]
+    assert [render.told(cell) for cell in ("l1u9", "l3u1-g05", "u4", "g100", "standard")] == [
+        "1 labeled + 9 not", "3 labeled + 1 not, gamma 0.5", "1 labeled + 4 not", "gamma 10", "standard",
+    ]  # fmt: skip
     one, two = render.which(cells).rows
     assert one[0] == "Digits, l1"
     assert one[1].startswith("rscfed 68.0")
