@@ -36,7 +36,7 @@ from fewlabel.sweep import run_all
 from fewlabel.tables import Spread
 
 RUNS = Path("runs/results")
-EVERY = (*COMPARED, "d-streaming", "e-clients", "f-parts", "g-fashion", "g-ham", "h-resnet")
+EVERY = (*COMPARED, "d-streaming", "e-clients", "f-parts", "g-fashion", "h-resnet")
 SEEDS = (0, 1, 2)
 ALIKE = 0.01  # by how much the mean validation accuracy of a converged run's last two quarters may differ
 TOLD_APART = {"isic2018": "MEL"}  # the class whose recall has a column
