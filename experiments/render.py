@@ -78,10 +78,8 @@ def shown(value: str) -> str:
 
 def cells(name: str, lines: Sequence[Mapping[str, str]], drawn: Mapping[str, Any]) -> Iterator[str]:
     """A table and a plot for each cell."""
-    by_cell: dict[str, dict[str, list[Mapping[str, str]]]] = {}
-    for line in lines:
-        by_cell.setdefault(line["cell"], {}).setdefault(line["row"], []).append(line)
     known = {row.name: row for row in read_table(TABLES / f"{name}.toml").rows}
+    by_cell = grouped(line for line in lines if f"{line['cell']}/{line['row']}" in known)
     if len(by_cell) > 2:
         yield overview(by_cell).markdown()
         yield from trends(name, by_cell)
@@ -93,10 +91,18 @@ def cells(name: str, lines: Sequence[Mapping[str, str]], drawn: Mapping[str, Any
         notes += next(iter(listed.values())).notes
         yield replace(table, notes=table.notes + notes).markdown()
         title = titled(name, cell)
-        for family, together in pictures(drawn[cell]).items():
+        for family, together in pictures(drawn.get(cell, {})).items():
             file = f"results/{name}-{cell}{family}.png"
             plot({row: drawn[cell][row] for row in together}, DOCS / file, title)
             yield f"![{title}: balanced accuracy on test by images trained on]({file})\n"
+
+
+def grouped(lines: Iterable[Mapping[str, str]]) -> dict[str, dict[str, list[Mapping[str, str]]]]:
+    """Lines by cell and row."""
+    found: dict[str, dict[str, list[Mapping[str, str]]]] = {}
+    for line in lines:
+        found.setdefault(line["cell"], {}).setdefault(line["row"], []).append(line)
+    return found
 
 
 def spread(lines: Iterable[Mapping[str, str]], key: str) -> Spread | None:
@@ -108,7 +114,7 @@ def mean(lines: Sequence[Mapping[str, str]], *keys: str) -> float:
 
 
 def overview(by_cell: Mapping[str, Rows]) -> Table:
-    rows = dict.fromkeys(row for cell in by_cell.values() for row in cell)
+    rows = dict.fromkeys(row for cell in by_cell.values() for row in cell if any(map(seen, cell[row])))
     lines = [
         (row, *(str(spread(cell.get(row, ()), "last_balanced_accuracy") or "–") for cell in by_cell.values()))
         for row in rows
@@ -166,10 +172,11 @@ def like_floor(lines: Sequence[Mapping[str, str]], floor: Curve) -> float:
 
 
 def beside_floor(lines: Sequence[Mapping[str, str]], floor: Curve | None) -> str:
-    """That, or a bound where the floor was not measured so soon."""
-    if not floor or lines[0]["row"] in (FLOOR, *CEILINGS):
+    """That, or a bound where the floor was not measured so soon; nothing where it never had as many."""
+    images = mean(lines, "images_labeled")
+    if not floor or lines[0]["row"] in (FLOOR, *CEILINGS) or not seen(lines[0]) or images > 1.1 * floor["images"][-1]:
         return "–"
-    early = mean(lines, "images_labeled") < floor["images"][0]
+    early = images < floor["images"][0]
     return f"{'up to ' if early else ''}{like_floor(lines, floor):.1f}"
 
 
@@ -186,9 +193,7 @@ def situations() -> Iterator[tuple[str, Rows, Mapping[str, Curve]]]:
     """The cells of the tables that are compared, with a floor and a ceiling: their lines and curves by row."""
     for table, data in COMPARED.items():
         path = DOCS / "results" / f"{table}.csv"
-        cells: dict[str, dict[str, list[Mapping[str, str]]]] = {}
-        for line in read_csv(path) if path.exists() else ():
-            cells.setdefault(line["cell"], {}).setdefault(line["row"], []).append(line)
+        cells = grouped(read_csv(path) if path.exists() else ())
         curves = json.loads(path.with_suffix(".json").read_text()) if cells else {}
         for cell, rows in cells.items():
             if {FLOOR, CEILING} <= set(rows):
@@ -216,7 +221,8 @@ def gains(rows: Rows, row: str, metric: str = "balanced_accuracy") -> list[float
 
 
 def typical(gains: Iterable[Sequence[float]]) -> str:
-    return f"{statistics.fmean(statistics.fmean(gain) for gain in gains):+.1f}"
+    found = [statistics.fmean(gain) for gain in gains]
+    return f"{statistics.fmean(found):+.1f}" if found else "–"
 
 
 def overall(found: Situations) -> Table:
@@ -227,24 +233,21 @@ def overall(found: Situations) -> Table:
     for name in names:
         by_cell = {situation: gain for situation, rows, _ in found if (gain := gains(rows, name))}
         runs = [line for _, rows, _ in found for line in rows.get(name, ())]
-        told = (
-            *(typical(gain for situation, gain in by_cell.items() if situation.startswith(one)) for one in data),
-            typical(gain for _, rows, _ in found if (gain := gains(rows, name, "auc"))),
-            "–"
-            if name == CEILING
-            else typical(
-                [100 * mean(own, "last_balanced_accuracy") - like_floor(own, curves[FLOOR])]
-                for _, rows, curves in found
-                if (own := rows.get(name))
+        cells = (
+            *(
+                typical(gain for situation, gain in by_cell.items() if situation.partition(",")[0] == one)
+                for one in data
             ),
+            typical(gain for _, rows, _ in found if (gain := gains(rows, name, "auc"))),
+            typical(ahead(rows[name], curves) for _, rows, curves in found if name in rows and name != CEILING),
             f"{sum(min(gain) > 0 for gain in by_cell.values())} of {len(by_cell)}",
             f"{sum(max(gain) < 0 for gain in by_cell.values())} of {len(by_cell)}",
             f"{sum(map(guesses, runs))} of {len(runs)}",
             pair(runs, "pseudo_label_precision"),
             pair(runs, "pseudo_label_coverage"),
         )
-        lines.append((name, *told))
-    lines.sort(key=lambda line: -sum(float(gain) for gain in line[1 : 1 + len(data)]))
+        lines.append((name, *cells))
+    lines.sort(key=lambda line: -sum(float(gain) for gain in line[1 : 1 + len(data)] if gain != "–"))
     columns = (
         "row",
         *(f"{one}, {count} cells" for one, count in data.items()),
@@ -255,10 +258,16 @@ def overall(found: Situations) -> Table:
     columns += ("pseudo-labels: precision, first and last, %", "coverage, %")
     notes = (
         "Balanced accuracy on test in the last round, in the mean over cells; best first, in the mean over data sets.",
-        f"For equal training on labels: above {FLOOR} after as many labeled images, which for most rows is early.",
+        f"For equal training on labels: above {FLOOR} after as many labeled images, or at its first measurement where "
+        "a row has fewer, which puts that row too low (fedirm and fedmatch in some cells).",
         f"Guessing: within {100 * GUESSING:.0f} points of a model that says one class of everything.",
     )
     return Table(f"Points above {FLOOR}, the floor, for equal work", columns, tuple(lines), notes)
+
+
+def ahead(lines: Sequence[Mapping[str, str]], curves: Mapping[str, Curve]) -> list[float]:
+    """By how many points a row is above the floor after as many labeled images."""
+    return [100 * mean(lines, "last_balanced_accuracy") - like_floor(lines, curves[FLOOR])]
 
 
 def which(found: Situations) -> Table:
@@ -267,11 +276,12 @@ def which(found: Situations) -> Table:
     for situation, rows, _ in found:
         scores = {row: spread(lines, "last_balanced_accuracy") for row, lines in rows.items()}
         known = {row: one for row, one in scores.items() if one}
-        best, second, *_ = sorted((row for row in known if row not in (FLOOR, CEILING)), key=lambda r: -known[r].mean)
-        gain = gains(rows, best)
+        order = sorted((row for row in known if row not in (FLOOR, CEILING)), key=lambda row: -known[row].mean)
+        first = [f"{row} {known[row]}" for row in order[:2]] + ["–"] * (2 - len(order))
+        gain = gains(rows, order[0]) if order else []
         better = f"{sum(one > 0 for one in gain)} of {len(gain)}"
-        told = (f"{best} {known[best]}", f"{second} {known[second]}", str(known[FLOOR]), str(known[CEILING]))
-        lines.append((situation, *told, closed(rows, best), better))
+        share = closed(rows, order[0]) if order else "–"
+        lines.append((situation, *first, str(known[FLOOR]), str(known[CEILING]), share, better))
     columns = ("situation", "best", "second", FLOOR, CEILING, "gap closed by the best, %", "seeds above the floor")
     title = "The best in each cell, by balanced accuracy on test in the last round"
     note = "Best and second are picked by these very numbers, which flatters them; three seeds are few."
@@ -330,6 +340,8 @@ def pictures(rows: Iterable[str]) -> dict[str, list[str]]:
     for row in rows:
         families.setdefault(family_of(row), []).append(row)
     bounds = families.pop(BOUNDS, [])
+    if not families:
+        return {}
     if all(len(family) <= len(STYLES) for family in families.values()):
         return {"": list(rows)}
     return {f"-{name}": bounds + family for name, family in families.items()}

@@ -102,10 +102,10 @@ def run(tables: Sequence[str] = tuple(COMPARED)) -> None:
     """Of each table what tunes it and then its first cell; then all the rest."""
     with interruptible("do the same again") as stop:
         for table in tables:
-            if (TABLES / f"tuning-{table[0]}.toml").exists():
+            tuned = (TABLES / f"tuned-{table[0]}.toml").exists()  # once, or runs would differ
+            if (TABLES / f"tuning-{table[0]}.toml").exists() and not tuned:
                 perform(tuning(table), stop)
-                if not (TABLES / f"tuned-{table[0]}.toml").exists():  # once, or runs would differ
-                    choose(table)
+                choose(table)
             every = trials(table)
             perform([trial for trial in every if trial.cell == every[0].cell], stop)
             collect([table])
@@ -195,7 +195,8 @@ def collect(tables: Iterable[str] = EVERY) -> None:
         old, new = json.loads(drawn.read_text()) if drawn.exists() else {}, curves(list(here.values()))
         kept: dict[str, Any] = {}
         for cell, row in dict.fromkeys(key[:2] for key in every):
-            whole = all(key in here for key in lines if key[:2] == (cell, row))  # else a mean would lack seeds
+            seeds = [key for key in every if key[:2] == (cell, row) and key in lines]
+            whole = all(key in here for key in seeds)  # else a mean would lack some
             known = [
                 source[cell][row] for source in ((new, old) if whole else (old, new)) if row in source.get(cell, ())
             ]
@@ -296,8 +297,9 @@ def at(points: Sequence[dict[str, Any]], images: float, key: str) -> float | Non
 
 def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    columns = dict.fromkeys(key for line in lines for key in line)  # older lines may lack some
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)
 

@@ -3,7 +3,9 @@
 import csv
 import json
 import shutil
+import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,18 +159,28 @@ def test_what_is_written_down_stays_though_its_run_is_not_here(tiny: Path):
     study.run(["t-tiny"])
     table, curves = (tiny / "results" / f"t-tiny.{kind}" for kind in ("csv", "json"))
     found, drawn = table.read_text(), json.loads(curves.read_text())
-    drawn["l1"]["cbafed"]["accuracy"][0] = drawn["l2"]["cbafed"]["accuracy"][0] = 0.5  # as another machine had it
-    curves.write_text(json.dumps(drawn))
+    end = drawn["l2"]["all-labels"]["accuracy"][-1]
+    assert end == pytest.approx(statistics.fmean(float(line["last_accuracy"]) for line in lines(table)[-2:]), abs=1e-4)
     shutil.rmtree(tiny / "runs/results/t-tiny/l1")
     shutil.rmtree(tiny / "runs/results/t-tiny/l2/cbafed-seed1")
-    last = found.splitlines()[-1]
-    table.write_text(found.replace(last, ""))
+    for cell, row in (("l1", "cbafed"), ("l2", "cbafed"), ("l2", "all-labels")):  # as another machine had it
+        drawn[cell][row]["accuracy"][-1] = 0.5
+    curves.write_text(json.dumps(drawn))
+    study.write_csv(table, [{**line, "seconds": 7} for line in lines(table)])
     study.collect(["t-tiny"])
-    assert table.read_text() == found  # the run of the last line is here
-    assert json.loads(curves.read_text()) == drawn  # of cbafed not all seeds are here
+    at_hand = [line["seconds"] != "7" for line in lines(table)]
+    assert at_hand == [False] * 6 + [True, True, True, False, True, True]
+    drawn["l2"]["all-labels"]["accuracy"][-1] = end  # of the others not all seeds are here
+    assert json.loads(curves.read_text()) == drawn
+    study.write_csv(table, [{key: line[key] for key in line if key != "measured"} for line in lines(table)])
+    study.collect(["t-tiny"])
+    assert [line["measured"] != "" for line in lines(table)] == at_hand  # a column that older lines do not have
     (tiny / "t-tiny.toml").write_text(TABLE.replace("[cells.l1]", "[cells.l3]"))
+    render.render()  # nor does it mind lines that the table no longer has
+    assert "t-tiny, l1" not in (tiny / "RESULTS.md").read_text()
     study.collect(["t-tiny"])
-    assert {line["cell"] for line in lines(table)} == {"l2"}  # what the table no longer has goes
+    assert {line["cell"] for line in lines(table)} == {"l2"}
+    assert found.splitlines()[0] == table.read_text().splitlines()[0]
 
 
 def test_a_row_that_names_a_seed_has_that_one(tiny: Path):
@@ -220,7 +232,7 @@ def test_the_gap_closed_is_by_means_over_seeds():
 
 def test_how_soon_a_row_comes_near_the_floor_is_by_the_mean_curve():
     rows = cell(**{"labels-only": [0.6, 0.8]})  # nine tenths of 0.7 are 0.63
-    curve = {"images": [1_000, 20_000, 31_000, 40_000], "balanced_accuracy": [0.1, 0.62, 0.64, 0.5]}
+    curve = {"images": [1_000, 20_000, 31_000, 40_000], "balanced_accuracy": [0.1, 0.62, 0.63, 0.5]}
     assert render.until(rows, curve) == "31"
     assert render.until(rows, {"images": [1_000], "balanced_accuracy": [0.62]}) == "–"
     assert render.until({}, curve) == render.until(rows, None) == "–"
@@ -228,10 +240,14 @@ def test_how_soon_a_row_comes_near_the_floor_is_by_the_mean_curve():
 
 def test_the_floor_after_as_many_labeled_images_is_on_the_line_between_its_measurements():
     floor = {"images": [10, 30], "balanced_accuracy": [0.4, 0.8]}
-    found = [{"row": "rscfed", "images_labeled": images} for images in ("14", "16")]
+    one = {"row": "rscfed", "last_balanced_accuracy": "0.5", "images_labeled": "14"}
+    found = [one, {**one, "images_labeled": "16"}]
     assert render.beside_floor(found, floor) == "50.0"  # a quarter of the way
-    assert render.beside_floor([{"row": "rscfed", "images_labeled": "5"}], floor) == "up to 40.0"
-    assert render.beside_floor([{"row": "all-labels", "images_labeled": "5"}], floor) == "–"
+    assert render.beside_floor([{**one, "images_labeled": "5"}], floor) == "up to 40.0"
+    assert render.beside_floor([{**one, "images_labeled": "34"}], floor) == "–"  # the floor never had as many
+    assert render.beside_floor([{**one, "last_balanced_accuracy": ""}], floor) == "–"  # no model of a server's
+    for bound in ("labels-only", "all-labels", "fedavg-sl"):
+        assert render.beside_floor([{**one, "row": bound}], floor) == "–"
     assert render.beside_floor(found, None) == "–"
     assert render.settled({"balanced_accuracy": [0.9, 0.1, 0.2, 0.3, 0.4]}) == "25.0"
 
@@ -242,18 +258,28 @@ def test_no_two_rows_of_a_plot_look_alike():
     assert list(together) == ["-rscfed", "-isofed"]
     assert together["-isofed"] == ["labels-only", "all-labels", "isofed"]
     assert render.pictures(rows[3:]) == {"": rows[3:]}  # four of a family have a style each
+    assert [style["color"] == render.GREY for _, style in render.styles(together["-isofed"])] == [True, True, False]
+    assert {style["linestyle"] for _, style in render.styles(["fed-consist", "fed-other"])} == {"-"}  # no family
     for drawn in (*together.values(), rows[3:]):
         looks = [(style["color"], style["linestyle"]) for _, style in render.styles(drawn)]
         assert len(set(looks)) == len(drawn)
 
 
-def test_cells_that_are_points_of_an_axis_are_drawn_along_it(tiny: Path):
-    found = {name: cell(**{"labels-only": [0.5], "rscfed": [0.6]}) for name in ("u4", "u9", "g01", "g100")}
+def test_cells_that_are_points_of_an_axis_are_drawn_along_it(tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    figures: list[Any] = []
+    monkeypatch.setattr(render, "finish_plot", lambda figure, path: figures.append(figure))
+    scores = {"g100": 0.9, "u9": 0.6, "u4": 0.5, "g01": 0.3}
+    found = {name: cell(**{"labels-only": [score], "rscfed": [score - 0.1]}) for name, score in scores.items()}
     told = list(render.trends("t-tiny", found))
     assert [line.partition("](")[2].strip(")\n") for line in told] == [
         "results/t-tiny-by-unlabeled.png", "results/t-tiny-by-gamma.png",
     ]  # fmt: skip
-    assert all((tiny / "results" / f"t-tiny-by-{axis}.png").stat().st_size > 1000 for axis in ("unlabeled", "gamma"))
+    clients, gammas = (
+        {line.get_label(): [*map(tuple, line.get_xydata().round(6))] for line in figure.axes[0].lines}
+        for figure in figures
+    )
+    assert clients == {"labels-only": [(4, 50), (9, 60)], "rscfed": [(4, 40), (9, 50)]}
+    assert gammas["labels-only"] == [(0.1, 30), (0.8, 60), (10, 90)]  # u9 is (b)'s, with 0.8
     assert not list(render.trends("t-tiny", {"u4": found["u4"], "l1": found["u4"]}))  # a point is no line
 
 
@@ -286,6 +312,12 @@ def test_what_becomes_of_each_row_over_all_cells(tiny: Path, monkeypatch: pytest
         ("rscfed", "+1.0", "-1.0", "+13.5", "1 of 2", "0 of 2", "0 of 4", "–", "–"),  # (3 - 1) / 2
         ("isofed", "-3.5", "+3.5", "+9.0", "1 of 2", "1 of 2", "2 of 4", "–", "–"),  # (-14 + 7) / 2
     )
+    other = [("Other, l1", cell(**{"labels-only": [0.5], "isofed": [0.9]}), {"labels-only": floor})]
+    for rows in other[0][1].values():
+        rows[0] |= {"seed": "0", "last_auc": "0.5", **{key: str(value) for key, value in empty.items()}}
+    best, *_, last = render.overall([*cells, *other]).rows  # by the mean over data sets, of those that a row has
+    assert (best[0], best[1:4]) == ("isofed", ("-3.5", "+40.0", "+2.3"))  # AUC: (14 - 7 + 0) / 3
+    assert (last[0], last[1:3]) == ("rscfed", ("+1.0", "–"))
     told = render.numbers("rscfed", cells)
     assert told.columns == ("situation", "labels-only", "rscfed", "all-labels")
     assert [cell[:4] for cell in told.rows[0][1:]] == ["65.0", "68.0", "85.0"]
