@@ -155,7 +155,10 @@ def cell_table(
         costs.append(f"{mean(lines, 'seconds'):,.0f}")
         table.append((row, rounds(lines) + short, *scores, closed(rows, row), *beside, *said, *costs))
     seeds = sorted({line["seed"] for line in every})
-    notes = [f"Test set, in percent: mean ± standard deviation of seeds {', '.join(seeds)}; costs are means."]
+    whose = (
+        f"mean ± standard deviation of seeds {', '.join(seeds)}; costs are means" if seeds[1:] else f"seed {seeds[0]}"
+    )
+    notes = [f"Test set, in percent: {whose}."]
     few = [f"{row} {len(lines)}" for row, lines in rows.items() if len(lines) < len(seeds)]
     notes += [f"Not every row has every seed yet: {', '.join(few)}."] if few else []
     return Table(titled(name, cell), tuple(columns), tuple(table), tuple(notes))
