@@ -10,6 +10,7 @@ docs/PROTOCOL.md says why it is done so. Settings are chosen by validation alone
 """
 
 import csv
+import io
 import json
 import statistics
 import sys
@@ -26,6 +27,7 @@ import numpy as np
 import tomli_w
 
 from experiments.render import COMPARED, DOCS, METRICS, TABLES, read_csv, render
+from fewlabel.checkpoint import write
 from fewlabel.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.experiment import Experiment, dumps, load, overlay
 from fewlabel.reproduce import PaperRow, measured, read_table, wanted
@@ -202,7 +204,7 @@ def collect(tables: Iterable[str] = EVERY) -> None:
             ]
             if known:
                 kept.setdefault(cell, {})[row] = known[0]
-        drawn.write_text(json.dumps(kept, separators=(",", ":")) + "\n")
+        write(drawn, json.dumps(kept, separators=(",", ":")).encode() + b"\n")
 
 
 def line_of(trial: Trial, result: Result) -> dict[str, Any]:
@@ -298,10 +300,11 @@ def at(points: Sequence[dict[str, Any]], images: float, key: str) -> float | Non
 def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = dict.fromkeys(key for line in lines for key in line)  # older lines may lack some
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    write(path, text.getvalue().encode())  # whole or not at all: what it replaces may be of runs that are gone
 
 
 def main(command: str = "", *tables: str) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import statistics
 from pathlib import Path
@@ -181,6 +182,19 @@ def test_what_is_written_down_stays_though_its_run_is_not_here(tiny: Path):
     study.collect(["t-tiny"])
     assert {line["cell"] for line in lines(table)} == {"l2"}
     assert found.splitlines()[0] == table.read_text().splitlines()[0]
+
+
+def test_a_table_that_cannot_be_written_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    study.write_csv(tmp_path / "t.csv", [{"row": "a"}])
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "rename", full)
+    with pytest.raises((OSError, study.FewLabelError)):
+        study.write_csv(tmp_path / "t.csv", [{"row": "b"}])
+    assert (tmp_path / "t.csv").read_text() == "row\na\n"
 
 
 def test_a_row_that_names_a_seed_has_that_one(tiny: Path):
