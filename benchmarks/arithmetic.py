@@ -23,19 +23,20 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.measure import at_most, machine, ratio, short  # noqa: E402
-from fewlabel import models, tree  # noqa: E402
-from fewlabel.data.sets import Images, Labeled, Unlabeled  # noqa: E402
-from fewlabel.federation import ClientInfo, Site  # noqa: E402
+from fewlabel import networks  # noqa: E402
+from fewlabel.core import tree  # noqa: E402
+from fewlabel.core.federation import ClientInfo, Site  # noqa: E402
+from fewlabel.core.images import Images, Labeled, Unlabeled  # noqa: E402
+from fewlabel.core.rng import Rng  # noqa: E402
 from fewlabel.learn.decomposed import Decomposed, summed  # noqa: E402
-from fewlabel.learn.labeling import predict, select  # noqa: E402
 from fewlabel.learn.loop import fit, optimizer  # noqa: E402
 from fewlabel.learn.losses import information  # noqa: E402
-from fewlabel.learn.rate import score  # noqa: E402
+from fewlabel.learn.plateau import score  # noqa: E402
+from fewlabel.learn.thresholds import predict, select  # noqa: E402
 from fewlabel.methods.cbafed import CBAFed  # noqa: E402
 from fewlabel.methods.fedirm import FedIRM, Relation  # noqa: E402
 from fewlabel.methods.fedmatch import FedMatch  # noqa: E402
 from fewlabel.methods.isofed import IsoFed  # noqa: E402
-from fewlabel.rng import Rng  # noqa: E402
 
 CLASSES, REPEATS, MOST = 10, 15, 1.1
 
@@ -66,7 +67,7 @@ def backward(loss: Tensor) -> None:
 
 def fedirm() -> tuple[Work, Work]:
     method, unlabeled = FedIRM(), holding(480)
-    model = models.build("simple-cnn", 3, CLASSES, 32, dropout=0.2)
+    model = networks.build("simple-cnn", 3, CLASSES, 32, dropout=0.2)
     steps = optimizer(model, method.local)
     theirs = Relation(torch.full((CLASSES, CLASSES), 1 / CLASSES), torch.ones(CLASSES, dtype=torch.bool))
 
@@ -85,7 +86,7 @@ def fedirm() -> tuple[Work, Work]:
 
 
 def cbafed() -> tuple[Work, Work]:
-    method, unlabeled, model = CBAFed(), holding(2000), models.build("simple-cnn", 3, CLASSES, 32)
+    method, unlabeled, model = CBAFed(), holding(2000), networks.build("simple-cnn", 3, CLASSES, 32)
     bounds, tail = torch.full((CLASSES,), method.threshold), torch.zeros(CLASSES, dtype=torch.bool)
 
     def need() -> None:
@@ -97,7 +98,7 @@ def cbafed() -> tuple[Work, Work]:
 
 
 def fedmatch(network: str, number: int) -> tuple[Work, Work]:
-    method, unlabeled, model = FedMatch(), holding(number), models.build(network, 3, CLASSES, 32)
+    method, unlabeled, model = FedMatch(), holding(number), networks.build(network, 3, CLASSES, 32)
     sigma = tree.of(model)
     psi = {name: method.psi_start * value for name, value in sigma.items()}
     net, helpers, place = Decomposed(model, sigma, psi), [psi, psi], site(model, unlabeled)
@@ -124,7 +125,7 @@ def fedmatch(network: str, number: int) -> tuple[Work, Work]:
 
 
 def reliability() -> tuple[Work, Work]:
-    validation, model = labeled(2000), models.build("simple-cnn", 3, CLASSES, 32).eval()
+    validation, model = labeled(2000), networks.build("simple-cnn", 3, CLASSES, 32).eval()
 
     def need() -> None:
         with torch.inference_mode():
@@ -135,7 +136,7 @@ def reliability() -> tuple[Work, Work]:
 
 
 def isofed() -> tuple[Work, Work]:
-    method, unlabeled, model = IsoFed(), holding(640), models.build("simple-cnn", 3, CLASSES, 32)
+    method, unlabeled, model = IsoFed(), holding(640), networks.build("simple-cnn", 3, CLASSES, 32)
     local = method.local
     steps = optimizer(model, local)
 

@@ -51,13 +51,13 @@ def fedavg(grid: Grid, context: Context) -> None:
 
 def main() -> dict[str, Any]:
     from benchmarks.overhead import idle
-    from fewlabel import programs
-    from fewlabel.apart import load_terms
-    from fewlabel.data import partition, sites
+    from fewlabel.data import partition, site_files
+    from fewlabel.deploy import processes
+    from fewlabel.deploy.server import prepare
+    from fewlabel.deploy.site import load_terms
+    from fewlabel.engine.run import read_rounds
+    from fewlabel.engine.worker import dataset_of
     from fewlabel.experiment import Data
-    from fewlabel.plan import prepare
-    from fewlabel.runs import read_rounds
-    from fewlabel.worker import dataset_of
     from tests.flower_processes import Processes
 
     class Plain(Processes):
@@ -68,7 +68,7 @@ def main() -> dict[str, Any]:
 
         def node(self, number: int) -> None:
             self.start(f"node{number}", [
-                str(programs.BIN / "flower-supernode"), "--root-certificates", "ca.pem",
+                str(processes.BIN / "flower-supernode"), "--root-certificates", "ca.pem",
                 "--auth-supernode-private-key", f"key{number}", "--superlink", f"127.0.0.1:{self.port}",
                 "--port", str(self.ports[number]),
             ])  # fmt: skip
@@ -80,7 +80,7 @@ def main() -> dict[str, Any]:
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        sites.write(dataset, partition.of(dataset, whole), folder / "data", "npz", 0)
+        site_files.write(dataset, partition.of(dataset, whole), folder / "data", "npz", 0)
         places = [
             {
                 "client": client,
@@ -95,8 +95,8 @@ def main() -> dict[str, Any]:
         ours = stack.enter_context(Processes(folder / "fewlabel", places))
         theirs = stack.enter_context(Plain(folder / "flower", places))
         app = theirs.app / "pyproject.toml"
-        pointed = app.read_text().replace("fewlabel.flower:server_app", "benchmarks.flower:server_app")
-        app.write_text(pointed.replace("fewlabel.flower:client_app", "benchmarks.flower_echo:app"))
+        pointed = app.read_text().replace("fewlabel.deploy.flower:server_app", "benchmarks.flower:server_app")
+        app.write_text(pointed.replace("fewlabel.deploy.flower:client_app", "benchmarks.flower_echo:app"))
         for repeat in range(REPEATS):
             for who in order.sample(list(seconds), 2):
                 run = folder / f"{who}-{repeat}"

@@ -12,18 +12,19 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import Turn
 from benchmarks.workload import Work, experiment
-from fewlabel import runs, tree
+from fewlabel.core import tree
+from fewlabel.engine import run
 from fewlabel.learn.loop import SGD, fit
 
 
 def ours(turn: Turn, workers: int, **settings: Any) -> None:
     """What `fewlabel run` does, from the experiment on."""
     with tempfile.TemporaryDirectory() as folder:
-        directory = runs.prepare(experiment(**settings), Path(folder) / "run")
+        directory = run.prepare(experiment(**settings), Path(folder) / "run")
         if turn():
             try:
-                runs.execute(directory, workers=workers, stop=lambda: not turn())
-            except runs.Interrupted:
+                run.execute(directory, workers=workers, stop=lambda: not turn())
+            except run.Interrupted:
                 return
 
 

@@ -29,12 +29,13 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # an experiment names what is here as benchmarks.overhead:…
 
 from benchmarks.measure import machine, short  # noqa: E402
-from fewlabel import runs, tree, wire  # noqa: E402
+from fewlabel.core import tree, wire  # noqa: E402
+from fewlabel.core.federation import EVERY_CLIENT, ClientInfo, Federation, Site, accept, broadcast, on_client, tasks  # noqa: E402
+from fewlabel.core.tree import Tree  # noqa: E402
 from fewlabel.data.datasets import Raw  # noqa: E402
+from fewlabel.engine import run as runs  # noqa: E402
+from fewlabel.engine.pool import contents, parcel  # noqa: E402
 from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net  # noqa: E402
-from fewlabel.federation import EVERY_CLIENT, ClientInfo, Federation, Site, accept, broadcast, on_client, tasks  # noqa: E402
-from fewlabel.pool import contents, parcel  # noqa: E402
-from fewlabel.tree import Tree  # noqa: E402
 
 T = TypeVar("T")
 

@@ -44,7 +44,7 @@ def photos() -> Any:
 
 
 def prepared(folder: str) -> Path:
-    from fewlabel import runs
+    from fewlabel.engine import run as runs
     from fewlabel.experiment import Data, Evaluate, Experiment, Views
     from fewlabel.methods.rscfed import RSCFed
 
@@ -60,7 +60,7 @@ def prepared(folder: str) -> Path:
 
 
 def ours(turn: Turn) -> None:
-    from fewlabel import runs
+    from fewlabel.engine import run as runs
 
     played = 0
 
@@ -79,7 +79,7 @@ def ours(turn: Turn) -> None:
 def limit(turn: Turn, plain: bool = False) -> None:
     import torch
 
-    from fewlabel.simulate import Simulation
+    from fewlabel.engine.rounds import Simulation
 
     torch.set_num_threads(1)  # before there are forks, which would not survive a pool of threads
     context, pipes, number = multiprocessing.get_context("fork"), [], AHEAD
@@ -103,8 +103,8 @@ def loop(fed: Any, core: int, plain: bool, pipe: Any) -> None:
     from torch import Tensor
     from torch.nn.functional import cross_entropy
 
+    from fewlabel.core.rng import Rng
     from fewlabel.learn.loop import SGD, shorten
-    from fewlabel.rng import Rng
 
     world, method, rng = fed.world, fed.method, torch.Generator().manual_seed(core)
     student = as_anyone(world.network(Rng("network"))) if plain else world.network(Rng("network"))

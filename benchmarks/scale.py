@@ -17,7 +17,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import overhead  # noqa: E402
 from benchmarks.measure import Contestant, Turn, at_most, race, ratio, short  # noqa: E402
-from fewlabel import runs  # noqa: E402
+from fewlabel.engine import run  # noqa: E402
 
 EARLY, MIDDLE, LATE = 10, 100, 500  # the run with 10,000 clients ends at MIDDLE: its states would fill a disk
 RATIO, DEARER = 1.05, 1.1  # the targets
@@ -29,15 +29,15 @@ def idle(turn: Turn, clients: int, per_round: int) -> None:
     done = count(1)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        directory = runs.prepare(overhead.idle("Echo", clients, per_round, 1_000_000), Path(folder) / "run")
+        directory = run.prepare(overhead.idle("Echo", clients, per_round, 1_000_000), Path(folder) / "run")
         if turn():
             try:
-                runs.execute(
+                run.execute(
                     directory,
                     workers=overhead.WORKERS,
                     stop=lambda: next(done) % (JOBS // per_round) == 0 and not turn(),
                 )
-            except runs.Interrupted:
+            except run.Interrupted:
                 return
 
 

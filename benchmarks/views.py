@@ -23,8 +23,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.measure import machine  # noqa: E402
-from fewlabel import models  # noqa: E402
-from fewlabel.data.sets import Images  # noqa: E402
+from fewlabel import networks  # noqa: E402
+from fewlabel.core.images import Images  # noqa: E402
 from fewlabel.learn.loop import SGD, Local, fit  # noqa: E402
 
 BATCH, SIZE, ROUNDS = 64, 32, 31
@@ -54,7 +54,7 @@ def ours(images: Images) -> dict[str, Callable[[], object]]:
 
 
 def step(images: Images) -> Callable[[], object]:
-    model = models.build("simple-cnn", 3, 10, SIZE)
+    model = networks.build("simple-cnn", 3, 10, SIZE)
     batch = images.view(torch.arange(BATCH), "plain", torch.Generator()), torch.arange(BATCH) % 10
     local = Local()
     optimizer = SGD(model.parameters(), local)

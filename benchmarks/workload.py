@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fewlabel import models
-from fewlabel.data.sets import Images, Labeled
+from fewlabel import networks
+from fewlabel.core.images import Images, Labeled
 from fewlabel.learn.loop import Local
 
 FOLDER = "FEWLABEL_BENCH"  # the variable that says where it is
@@ -49,7 +49,7 @@ class Work:
         return Labeled(self.images, where, self.labels[where], rng)
 
     def network(self) -> nn.Module:
-        return models.build("simple-cnn", 1, 10, self.images.pixels.shape[-1])
+        return networks.build("simple-cnn", 1, 10, self.images.pixels.shape[-1])
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """As anyone has it; FewLabel's is the same by its own way."""
@@ -94,7 +94,7 @@ def experiment(clients: int, per_round: int, batch: int, alpha: float | None, ro
 def lay_out(folder: Path, images: int, **settings: Any) -> None:
     """Writes the work into a folder: Fashion-MNIST's first images, dealt out as FewLabel deals them."""
     from fewlabel.data import datasets, partition
-    from fewlabel.worker import dataset_of
+    from fewlabel.engine.worker import dataset_of
 
     train = datasets.load("fashion-mnist", 32).splits["train"]
     os.environ |= {FOLDER: str(folder), "XDG_CACHE_HOME": str(folder / "cache")}

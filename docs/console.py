@@ -39,7 +39,7 @@ def write_files(path: Path) -> None:
 
 def printed(line: str) -> str:
     """What a command of FewLabel prints on stdout, without spaces at the ends of lines."""
-    from fewlabel.cli import main
+    from fewlabel.cli.main import main
 
     name, *arguments = shlex.split(line)
     with redirect_stdout(io.StringIO()) as out:

@@ -16,8 +16,8 @@ import typer
 
 import fewlabel
 from fewlabel import display, learn
-from fewlabel.cli import app
-from fewlabel.federation import tasks
+from fewlabel.cli.main import app
+from fewlabel.core.federation import tasks
 from fewlabel.methods import METHODS
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch.nn.functional import cross_entropy
 
 from fewlabel import SOME_CLIENTS, Federation, Site, broadcast, on_client, tree
-from fewlabel.federation import Model
-from fewlabel.learn.labeling import predict
+from fewlabel.core.federation import Model
 from fewlabel.learn.loop import Local, fit, optimizer
+from fewlabel.learn.thresholds import predict
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fewlabel.report import COLORS, GREY, draw, empty_plot, finish_plot
-from fewlabel.reproduce import Printed, read_table
-from fewlabel.results import CEILING, FLOOR
-from fewlabel.tables import Spread, Table
+from fewlabel.papers.reproduce import Printed, read_table
+from fewlabel.report.results import CEILING, FLOOR
+from fewlabel.report.style import COLORS, GREY, draw, empty_plot, finish_plot
+from fewlabel.report.tables import Spread, Table
 
 DOCS = Path(__file__).parents[1] / "docs"
 TABLES = Path(__file__).parent / "results"

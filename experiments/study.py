@@ -27,15 +27,15 @@ import numpy as np
 import tomli_w
 
 from experiments.render import COMPARED, DOCS, METRICS, TABLES, read_csv, render
-from fewlabel.checkpoint import write
-from fewlabel.errors import BadInput, FewLabelError, RunFailed
+from fewlabel.cli.run import interruptible
+from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
+from fewlabel.engine.checkpoint import write
+from fewlabel.engine.run import Interrupted, prepare
+from fewlabel.engine.sweep import run_all
 from fewlabel.experiment import Experiment, dumps, load, overlay
-from fewlabel.reproduce import PaperRow, measured, read_table, wanted
-from fewlabel.results import Result
-from fewlabel.run_cli import interruptible
-from fewlabel.runs import Interrupted, prepare
-from fewlabel.sweep import run_all
-from fewlabel.tables import Spread
+from fewlabel.papers.reproduce import PaperRow, measured, read_table, wanted
+from fewlabel.report.results import Result
+from fewlabel.report.tables import Spread
 
 RUNS = Path("runs/results")
 EVERY = (*COMPARED, "d-streaming", "e-clients", "f-parts", "g-fashion", "h-resnet")

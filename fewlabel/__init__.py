@@ -3,12 +3,10 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fewlabel import tree
     from fewlabel.api import compare, export, predict, run
-    from fewlabel.comparison import Comparison
-    from fewlabel.errors import FewLabelError
-    from fewlabel.experiment import Checkpoint, Clients, Data, Evaluate, Experiment, Labels, Net, Stream, Views
-    from fewlabel.federation import (
+    from fewlabel.core import tree
+    from fewlabel.core.errors import FewLabelError
+    from fewlabel.core.federation import (
         EVERY_CLIENT,
         SERVER,
         SOME_CLIENTS,
@@ -19,8 +17,10 @@ if TYPE_CHECKING:
         on_client,
         on_server,
     )
+    from fewlabel.experiment import Checkpoint, Clients, Data, Evaluate, Experiment, Labels, Net, Stream, Views
     from fewlabel.methods import METHODS
-    from fewlabel.results import Result
+    from fewlabel.report.comparison import Comparison
+    from fewlabel.report.results import Result
 
     __version__: str
 
@@ -58,12 +58,12 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker that saw this would take any misspelt name for one of ours
     _HOMES = {
         "api": "compare export predict run",
-        "errors": "FewLabelError",
+        "core.errors": "FewLabelError",
         "experiment": "Checkpoint Clients Data Evaluate Experiment Labels Net Stream Views",
-        "federation": "EVERY_CLIENT SERVER SOME_CLIENTS ClientInfo Federation Site broadcast on_client on_server",
+        "core.federation": "EVERY_CLIENT SERVER SOME_CLIENTS ClientInfo Federation Site broadcast on_client on_server",
         "methods": "METHODS",
-        "comparison": "Comparison",
-        "results": "Result",
+        "report.comparison": "Comparison",
+        "report.results": "Result",
     }
 
     def __getattr__(name):
@@ -73,7 +73,7 @@ if not TYPE_CHECKING:  # a type checker that saw this would take any misspelt na
         if name == "__version__":
             value = metadata.version("fewlabel")
         elif name == "tree":
-            value = import_module("fewlabel.tree")
+            value = import_module("fewlabel.core.tree")
         else:
             home = next((home for home, names in _HOMES.items() if name in names.split()), None)
             if home is None:

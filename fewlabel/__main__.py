@@ -2,7 +2,7 @@
 
 import sys
 
-from fewlabel.cli import main
+from fewlabel.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

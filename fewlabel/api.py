@@ -6,13 +6,13 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewlabel.comparison import Comparison
-from fewlabel.errors import BadInput
+from fewlabel.core.errors import BadInput
 from fewlabel.experiment import Experiment, load
-from fewlabel.results import CEILING, FLOOR, Result
+from fewlabel.report.comparison import Comparison
+from fewlabel.report.results import CEILING, FLOOR, Result
 
 if TYPE_CHECKING:
-    from fewlabel.predictions import Predictions
+    from fewlabel.inference.predict import Predictions
 
 
 def run(
@@ -27,7 +27,7 @@ def run(
 
     The backend "flower-ray" has Flower's simulation do it, on Ray and perhaps a cluster, with the same bits.
     """
-    from fewlabel.runs import check_backend, execute, laid_out
+    from fewlabel.engine.run import check_backend, execute, laid_out
 
     check_backend(backend)
     if resume and out is None:
@@ -56,7 +56,7 @@ def compare(
 
     `methods`, by name or as objects, take everything else from `base`; `seeds` replace the experiments' own.
     """
-    from fewlabel.sweep import sweep
+    from fewlabel.engine.sweep import sweep
 
     base = base or Experiment()
     wanted = [*experiments, *(replace(base, method=method, name="") for method in methods)] or [base]
@@ -70,7 +70,7 @@ def predict(
     run: Result | Path | str, images: Path | str | Iterable[Path | str], *, unsure_below: float = 0.8
 ) -> "Predictions":
     """What a run's last model says of files, folders, patterns or npz files; `unreadable` names what is left out."""
-    from fewlabel import predictions
+    from fewlabel.inference import predict as predictions
 
     several = [images] if isinstance(images, Path | str) else images
     return predictions.predict(directory_of(run), several, unsure_below)
@@ -78,7 +78,7 @@ def predict(
 
 def export(run: Result | Path | str, to: str, out: Path | str | None = None) -> Path:
     """Writes a run's last model as "onnx" or "safetensors", and a model card beside it; returns the model's path."""
-    from fewlabel import exports
+    from fewlabel.inference import export as exports
 
     return exports.export(directory_of(run), to, None if out is None else Path(out)).model
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 
-from fewlabel import strict
-from fewlabel.errors import BadInput, StorageError
-from fewlabel.strict import Count, Natural, Positive, Range, Share
+from fewlabel.core import schema
+from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.core.schema import Count, Natural, Positive, Range, Share
 
 
 def said(default: Any, about: str, **more: Any) -> Any:
@@ -163,7 +163,7 @@ def with_every_label(labels: Mapping[str, Any], stream: bool) -> dict[str, dict[
 
 def read_method(table: Any, where: str = "method") -> Any:
     """A method from its table: its name, and whatever of its settings differs from the defaults of that name."""
-    from fewlabel.federation import check_method
+    from fewlabel.core.federation import check_method
     from fewlabel.methods import METHODS
 
     if not isinstance(table, str | Mapping):
@@ -184,7 +184,7 @@ def read_method(table: Any, where: str = "method") -> Any:
     else:
         raise BadInput(unknown("method", name, [*METHODS, *ROWS], "see `fewlabel list methods`"))
     check_method(type(base))
-    return strict.read(type(base), overlay(strict.plain(base), table), where)
+    return schema.read(type(base), overlay(schema.plain(base), table), where)
 
 
 def unknown(what: str, name: str, known: Iterable[str], else_: str = "") -> str:
@@ -201,7 +201,7 @@ def plain_method(method: Any) -> dict[str, Any]:
     name = known[0] if known else f"{type(method).__module__}:{type(method).__qualname__}"
     base = METHODS[name] if known else type(method)()
     # A value that is None here but not in what reading starts from must be written, or reading would bring it back.
-    return {"name": name, **overlay(blank(strict.plain(base)), strict.plain(method))}
+    return {"name": name, **overlay(blank(schema.plain(base)), schema.plain(method))}
 
 
 def blank(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,9 +237,9 @@ class Experiment:
     checkpoint: Checkpoint = Checkpoint()
 
     def __post_init__(self) -> None:
+        from fewlabel.core.federation import check_method
         from fewlabel.data.partition import PARTITIONS
         from fewlabel.data.views import VIEWS
-        from fewlabel.federation import check_method
 
         if isinstance(self.method, str):
             row = ROWS.get(self.method)
@@ -257,7 +257,7 @@ class Experiment:
             given, default = getattr(self, part.name), part.default
             if isinstance(given, str) and isinstance(default, Data | Net):  # data="digits" is data=Data(name="digits")
                 object.__setattr__(self, part.name, replace(default, name=given))
-        strict.check(self)
+        schema.check(self)
         for table, key in PATHS:  # absolute, or a run could be resumed only from where it was begun
             if (path := getattr(getattr(self, table), key)) is not None:
                 absolute = os.path.abspath(os.path.expanduser(path))
@@ -319,7 +319,7 @@ class Experiment:
 
     def _refuse_unused(self) -> None:
         """Refuses settings that would change nothing: whoever set them expects something else."""
-        from fewlabel.data.own import KINDS, TABLES
+        from fewlabel.data.own.read import KINDS, TABLES
 
         how, at = self.clients.partition, self.labels.at
         belongs = {
@@ -351,7 +351,7 @@ def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
         if not sign:
             raise BadInput(f"--set takes a.b=c, found '{change}'")
         key = key.strip()
-        strict.assign(data, f"{key}.name" if key in NAMED else key, strict.parse(value.strip()))
+        schema.assign(data, f"{key}.name" if key in NAMED else key, schema.parse(value.strip()))
     method = data.get("method", {})
     name = str(method.get("name", "fedavg") if isinstance(method, dict) else method)
     data.setdefault("name", name)
@@ -359,7 +359,7 @@ def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
         labels = given if isinstance(given := data.get("labels"), Mapping) else {}
         more = with_every_label(labels, isinstance(data.get("stream"), Mapping)) if row[1] else {}
         data = overlay(data, {"method": {"name": row[0]}, **more})
-    return strict.read(Experiment, data)
+    return schema.read(Experiment, data)
 
 
 def rooted(table: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -387,4 +387,4 @@ def load(path: Path, changes: Sequence[str] = ()) -> Experiment:
 
 def dumps(experiment: Experiment) -> str:
     """The resolved experiment; reading it gives an equal one."""
-    return tomli_w.dumps(strict.plain(experiment))
+    return tomli_w.dumps(schema.plain(experiment))

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from fewlabel import tree
-from fewlabel.federation import SOME_CLIENTS, Federation, Model, Site, broadcast, on_client
+from fewlabel.core import tree
+from fewlabel.core.federation import SOME_CLIENTS, Federation, Model, Site, broadcast, on_client
+from fewlabel.core.tree import Tree
 from fewlabel.learn.loop import Local
-from fewlabel.tree import Tree
 
 
 @dataclass(frozen=True)

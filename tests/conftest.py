@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fewlabel.engine.pool import Pool
+from fewlabel.engine.run import prepare
 from fewlabel.experiment import read
-from fewlabel.pool import Pool
-from fewlabel.runs import prepare
 
 # Decoded data of the tests are their own, in this process and in all that it starts.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="fewlabel-tests-")

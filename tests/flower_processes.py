@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from fewlabel import flower, programs, trust
+from fewlabel.deploy import flower, keys, processes
 
-RESIDE = "import json, sys; from fewlabel.resident import reside; from pathlib import Path; "
+RESIDE = "import json, sys; from fewlabel.deploy.site_process import reside; from pathlib import Path; "
 RESIDE += "reside(json.loads(sys.argv[1]), Path(sys.argv[2]))"
 
 
@@ -28,7 +28,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-class Processes(programs.Programs):
+class Processes(processes.Programs):
     """A SuperLink, and a node with its resident for each site, below a folder of their own.
 
     `reside` is the code of a resident: its place and its socket are the two arguments.
@@ -38,10 +38,10 @@ class Processes(programs.Programs):
         self.places, self.reside = places, reside
         self.port, *self.ports = free_ports(1 + len(places))
         address = f"127.0.0.1:{self.port}"
-        trust.create(folder, trust.Federation("loopback", address, version("fewlabel")), {})
+        keys.create(folder, keys.Federation("loopback", address, version("fewlabel")), {})
         super().__init__(
             folder,
-            programs.flower_environment(folder / "home")
+            processes.flower_environment(folder / "home")
             | {
                 "OMP_NUM_THREADS": "1",
                 "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")])),
@@ -66,7 +66,7 @@ class Processes(programs.Programs):
         return self
 
     def __exit__(self, *_: object) -> None:
-        programs.end(self.folder, self.started.values())
+        processes.end(self.folder, self.started.values())
 
     def kill(self, name: str) -> None:
         """Ends a process and all its helpers, by a signal that none of them can catch."""
@@ -82,15 +82,15 @@ class Processes(programs.Programs):
         """The SuperLink, on what it knew before if it was there before."""
         tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
         self.start("link", [
-            str(programs.BIN / "flower-superlink"), *tls, "--enable-supernode-auth", "--port", str(self.port),
+            str(processes.BIN / "flower-superlink"), *tls, "--enable-supernode-auth", "--port", str(self.port),
             "--database", "link.db", "--disable-runtime-dependency-installation",
         ])  # fmt: skip
         self.wait_for("link", "127.0.0.1", self.port, patience=300)
 
     def enrol(self, number: int) -> None:
         """A site's key is made and registered."""
-        key, public = trust.new_key(self.folder / f"key{number}", ssh=True), self.folder / f"key{number}.pub"
-        public.write_text(trust.public_half(key))
+        key, public = keys.new_key(self.folder / f"key{number}", ssh=True), self.folder / f"key{number}.pub"
+        public.write_text(keys.public_half(key))
         self.flwr("supernode", "register", str(public), "here")
 
     def resident(self, number: int) -> None:
@@ -99,14 +99,14 @@ class Processes(programs.Programs):
 
     def node(self, number: int) -> None:
         self.start(f"node{number}", [
-            sys.executable, "-m", "fewlabel.flower", "supernode", "--root-certificates", "ca.pem",
+            sys.executable, "-m", "fewlabel.deploy.flower", "supernode", "--root-certificates", "ca.pem",
             "--auth-supernode-private-key", f"key{number}", "--superlink", f"127.0.0.1:{self.port}",
             "--node-config", f'resident="{self.folder / f"site{number}.socket"}"', "--port", str(self.ports[number]),
         ])  # fmt: skip
 
     def flwr(self, *arguments: str) -> str:
         done = subprocess.run(
-            [str(programs.BIN / "flwr"), *arguments],
+            [str(processes.BIN / "flwr"), *arguments],
             cwd=self.folder, env=os.environ | self.environment, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
@@ -115,7 +115,9 @@ class Processes(programs.Programs):
     def submit(self, directory: Path) -> "subprocess.Popen[bytes]":
         """A command that ends when the run does."""
         options = ["--stream", "--run-config", f'directory="{directory}"']
-        return self.start(f"run-{directory.name}", [str(programs.BIN / "flwr"), "run", str(self.app), "here", *options])
+        return self.start(
+            f"run-{directory.name}", [str(processes.BIN / "flwr"), "run", str(self.app), "here", *options]
+        )
 
     def run(self, directory: Path, timeout: float = 600) -> str:
         """Runs what is laid out in a directory; what was printed."""

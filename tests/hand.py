@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fewlabel.data.sets import Images, Labeled, Unlabeled
-from fewlabel.federation import ClientInfo, Reply, Site
+from fewlabel.core.federation import ClientInfo, Reply, Site
+from fewlabel.core.images import Images, Labeled, Unlabeled
+from fewlabel.core.rng import Rng
+from fewlabel.core.tree import Tree
 from fewlabel.learn.loop import Local
-from fewlabel.rng import Rng
-from fewlabel.tree import Tree
 from tests.nets import linear
 
 STEP = Local(epochs=1, batch_size=10, lr=1.0, momentum=0.0, weight_decay=0.0, clip=None)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import cross_entropy
 
-from fewlabel import tree
-from fewlabel.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Model, Site, on_client
+from fewlabel.core import tree
+from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Model, Site, on_client
+from fewlabel.core.schema import Share
+from fewlabel.core.tree import Tree
 from fewlabel.learn.loop import SGD, Local, fit
-from fewlabel.strict import Share
-from fewlabel.tree import Tree
 
 
 @dataclass(frozen=True)

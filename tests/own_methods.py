@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from fewlabel import tree
-from fewlabel.federation import SERVER, SOME_CLIENTS, Federation, Model, Site, on_client
-from fewlabel.strict import Positive
-from fewlabel.tree import Tree
+from fewlabel.core import tree
+from fewlabel.core.federation import SERVER, SOME_CLIENTS, Federation, Model, Site, on_client
+from fewlabel.core.schema import Positive
+from fewlabel.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fewlabel import tree
-from fewlabel.federation import SOME_CLIENTS, Federation, Model, Site, on_client
+from fewlabel.core import tree
+from fewlabel.core.federation import SOME_CLIENTS, Federation, Model, Site, on_client
+from fewlabel.core.tree import Tree
 from fewlabel.learn.loop import Local
-from fewlabel.tree import Tree
 from tests.keeper import Keeper, Memory, Update
 
 

@@ -9,10 +9,10 @@ import pytest
 
 import fewlabel as fl
 from fewlabel.api import bounds, fresh_directory
-from fewlabel.errors import BadInput
+from fewlabel.core.errors import BadInput
+from fewlabel.engine.run import execute, prepare
 from fewlabel.learn.loop import Local
 from fewlabel.methods.fedavg import FedAvg
-from fewlabel.runs import execute, prepare
 
 EXPERIMENT = fl.Experiment(method=FedAvg(local=Local(epochs=1)), rounds=1)
 

@@ -37,7 +37,7 @@ def imports(path: Path) -> tuple[Import, ...]:
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
-            for alias in node.names:  # `from fewlabel import tree` is an import of fewlabel.tree
+            for alias in node.names:  # `from fewlabel import tree` is an import of fewlabel.core.tree
                 whole = f"{base}.{alias.name}"
                 yield Import(whole if whole.removeprefix("fewlabel.") in NAMES else base, when)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -82,9 +82,9 @@ def test_the_reader_of_imports_sees_them_all(tmp_path, monkeypatch):
     )
     assert imports(path) == (
         Import("a.b", "at once"),
-        Import("fewlabel.errors", "at once"),
-        Import("fewlabel.models.parts", "at once"),
-        Import("fewlabel.tree", "at once"),
+        Import("fewlabel.core.errors", "at once"),
+        Import("fewlabel.networks.parts", "at once"),
+        Import("fewlabel.core.tree", "at once"),
         Import("c", "typing"),
         Import("d", "late"),
     )
@@ -189,7 +189,7 @@ def test_heavy_libraries_load_when_they_are_used(library):
 
 
 def test_a_run_loads_nothing_that_it_does_not_use():
-    code = "import sys, fewlabel.runs, fewlabel.experiment; fewlabel.experiment.Experiment(); print(*sys.modules)"
+    code = "import sys, fewlabel.engine.run, fewlabel.experiment; fewlabel.experiment.Experiment(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "torch" in loaded
     assert not {"torchvision", "sklearn", "matplotlib", "flwr", "pandas", "ray"} & set(loaded)

@@ -62,7 +62,7 @@ def test_each_generated_part_is_the_one_that_was_asked_for():
     assert generated.departs("isofed").startswith("No code of the authors can be had.")
     assert ".. autoclass:: fewlabel.Result\n   :members:\n" in generated.python()
     assert ".. autofunction:: fewlabel.run\n\n" in generated.python()
-    assert ".. autoclass:: fewlabel.data.sets.Unlabeled\n   :members:\n" in generated.python()
+    assert ".. autoclass:: fewlabel.core.images.Unlabeled\n   :members:\n" in generated.python()
     assert ".. automodule:: fewlabel.learn.loop\n   :members:\n" in generated.python()
 
 

@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests import test_conformance as conformance
-from tests.test_conformance import undisturbed  # noqa: F401 (a fixture)
+from tests.methods.test_conformance import undisturbed  # noqa: F401 (a fixture)
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.core.federation import Setting
 from fewlabel.data.partition import deal
-from fewlabel.errors import BadInput, StorageError
 from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net, Stream, dumps, load, read
-from fewlabel.federation import Setting
 from fewlabel.learn.loop import Local
 from fewlabel.methods import METHODS
 from fewlabel.methods.fedavg import FedAvg

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from experiments import render, study
-from fewlabel.reproduce import read_table, wanted
+from fewlabel.papers.reproduce import read_table, wanted
 
 TABLE = """
 paper = "ours"

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from fewlabel.data_cli import Form, Format
-from fewlabel.errors import StorageError
+from fewlabel.cli.data import Form, Format
+from fewlabel.core.errors import StorageError
 
 MANY = 10  # faults that are told
 
@@ -31,7 +31,7 @@ def audit(
       fewlabel audit state/audit.jsonl
       fewlabel audit state/audit.jsonl --head 1f3c9a0b
     """
-    from fewlabel.audit import FILE, verify
+    from fewlabel.deploy.site_log import FILE, verify
 
     path = file / FILE if file.is_dir() else file
     account = verify(path)

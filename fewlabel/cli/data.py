@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fewlabel.errors import BadInput
+from fewlabel.core.errors import BadInput
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from fewlabel.data.check import Report
     from fewlabel.data.datasets import Dataset, Split
+    from fewlabel.data.own.check import Report
     from fewlabel.data.partition import Partition
     from fewlabel.experiment import Experiment
 
@@ -93,10 +93,10 @@ def check(
       fewlabel data check my/images
       fewlabel data check table.csv --column label=diagnosis --format json
     """
-    from fewlabel.data import check as look
-    from fewlabel.data import own
-    from fewlabel.data.listing import guess
-    from fewlabel.display import Screen
+    from fewlabel.data.own import check as look
+    from fewlabel.data.own import read as own
+    from fewlabel.data.own.listing import guess
+    from fewlabel.report.terminal import Screen
 
     named = dict(assignment(text) for text in columns or [])
     found = own.find(kind or guess(path), path, named, by="--column ")
@@ -136,8 +136,9 @@ def get(name: Name, data_dir: DataDir = None, form: Format = Form.TEXT) -> None:
       fewlabel data get cifar10
       fewlabel data get bloodmnist --data-dir /data
     """
-    from fewlabel.data import datasets, download, files
-    from fewlabel.display import Screen, size
+    from fewlabel.data import datasets
+    from fewlabel.data.published import download, files
+    from fewlabel.report.terminal import Screen, size
 
     source = datasets.source(name)
     if not source.forms:
@@ -177,15 +178,16 @@ def partition(
     """
     from rich.console import Console
 
-    from fewlabel.data import drawing, own
     from fewlabel.data.labels import known
+    from fewlabel.data.own import read as own
+    from fewlabel.report import clients
 
     experiment = experiment_of(what, changes)
     dataset, dealt = dealt_out(experiment)
     train = dataset.splits["train"]
     labels, whose = train.labels.numpy(), holders(train, experiment)
     if png is not None:
-        drawing.plot(dealt, labels, dataset.classes, png, holders=whose)
+        clients.plot(dealt, labels, dataset.classes, png, holders=whose)
     nobodys = left_out(dealt, len(train), whose)
     if form == "json":
         rows = [
@@ -197,11 +199,11 @@ def partition(
                 "unknown": bar.unknown,
                 "wrong": bar.wrong,
             }
-            for bar in drawing.bars(dealt, labels, dataset.classes, whose)
+            for bar in clients.bars(dealt, labels, dataset.classes, whose)
         ]
         told = {"checksum": dealt.checksum, "classes": dataset.classes, "shares": rows, "left_out": nobodys}
         return print(json.dumps(told, indent=1))
-    Console(highlight=False, emoji=False).print(drawing.draw(dealt, labels, dataset.classes, holders=whose))
+    Console(highlight=False, emoji=False).print(clients.draw(dealt, labels, dataset.classes, holders=whose))
     hidden = sum(len(known(labels, share.unlabeled)) for share in dealt.shares)
     if hidden and experiment.data.name in own.KINDS:
         print(f"hidden: {hidden:,} labels that are known; labels.at=every-client and labels.fraction=1 use them all")
@@ -228,13 +230,13 @@ def split(
       fewlabel data split digits --to sites
       fewlabel data split experiment.toml --to sites --as npz
     """
-    from fewlabel.data import sites
+    from fewlabel.data import site_files
 
     if to is None:
         raise BadInput("data split needs --to, the directory for what it writes")
     experiment = experiment_of(what, changes)
     dataset, dealt = dealt_out(experiment)
-    written = sites.write(dataset, dealt, to, kind, experiment.seed)
+    written = site_files.write(dataset, dealt, to, kind, experiment.seed)
     if form == "json":
         return print(json.dumps([site.to_json() for site in written], indent=1))
     show_rows(
@@ -254,8 +256,8 @@ def assignment(text: str) -> tuple[str, str]:
 
 def experiment_of(what: str | None, changes: Sequence[str] | None) -> "Experiment":
     """An experiment by its file, by the name of its data set alone, or as it is by default."""
+    from fewlabel.cli.options import table_of
     from fewlabel.experiment import read, rooted
-    from fewlabel.options import table_of
 
     file = what is not None and (what.endswith(".toml") or Path(what).is_file())
     base = rooted(table_of(Path(what)), Path(what).parent) if file and what else {}
@@ -264,7 +266,7 @@ def experiment_of(what: str | None, changes: Sequence[str] | None) -> "Experimen
 
 
 def load(experiment: "Experiment") -> "Dataset":
-    from fewlabel.worker import dataset_of
+    from fewlabel.engine.worker import dataset_of
 
     return dataset_of(experiment, fresh=True)
 
@@ -298,7 +300,9 @@ def about(dataset: "Dataset", experiment: "Experiment") -> dict[str, Any]:
     """A data set for programs to read."""
     import numpy as np
 
-    from fewlabel.data import datasets, files, own
+    from fewlabel.data import datasets
+    from fewlabel.data.own import read as own
+    from fewlabel.data.published import files
 
     source = datasets.source(dataset.name)
     lying = [Path(experiment.data.path)] if experiment.data.path else files.find(dataset.name, source)[1]

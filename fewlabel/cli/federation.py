@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fewlabel import programs, strict, submission, superlink, trust
-from fewlabel.data_cli import Form, Format
-from fewlabel.errors import BadInput, RunFailed
-from fewlabel.options import RUNS, Changes, Layout, Out, Resume, Tables, table_of, tell, words
+from fewlabel.cli.data import Form, Format
+from fewlabel.cli.options import RUNS, Changes, Layout, Out, Resume, Tables, table_of, tell, words
+from fewlabel.core import schema
+from fewlabel.core.errors import BadInput, RunFailed
+from fewlabel.deploy import keys, processes, submit, superlink
 
 if TYPE_CHECKING:
     from fewlabel.experiment import Experiment
@@ -69,13 +70,13 @@ def init(
       fewlabel federation init lungs --address learn.example.org:9443 \\
         --classes normal,pneumonia --image-size 28 --mean 0.57 --std 0.17
     """
-    from fewlabel.apart import table
-    from fewlabel.data.sites import Terms
+    from fewlabel.data.site_files import Terms
+    from fewlabel.deploy.site import table
 
-    programs.need_flower()
+    processes.need_flower()
     if not address:
         raise BadInput("federation init needs --address, where sites will reach the server, such as 10.0.0.5:9443")
-    about = trust.Federation(
+    about = keys.Federation(
         name if name is not None else folder.resolve().name, address, version("fewlabel"), known_methods(methods)
     )
     flags = {"classes": classes, "image_size": size, "mean": mean, "std": std}
@@ -83,11 +84,11 @@ def init(
     if terms is not None and given:
         raise BadInput(f"--terms says all, so leave out {', '.join(given)}")
     agreed = table(terms) if terms is not None else terms_of(channels, flags)
-    strict.read(Terms, agreed)  # or it says what is wrong
-    made = trust.create(folder.absolute(), about, agreed)
+    schema.read(Terms, agreed)  # or it says what is wrong
+    made = keys.create(folder.absolute(), about, agreed)
     if form == "json":
         return print(json.dumps({"directory": str(folder), "name": about.name, "address": address, "trust": str(made)}))
-    print(f"'{about.name}' at {address}; give {folder / trust.TRUST} to every site")
+    print(f"'{about.name}' at {address}; give {folder / keys.TRUST} to every site")
     return print(f"then: fewlabel federation serve {shlex.quote(str(folder))}")
 
 
@@ -125,13 +126,13 @@ def enrol(folder: Directory, file: Annotated[Path, Argument(metavar="FILE", hidd
       fewlabel federation enrol lungs enrolment.json
     """
     folder = opened(folder)
-    wish = trust.read_enrolment(file)
-    member = trust.admit(folder, wish)
-    about = trust.read_trust(folder / trust.TRUST)
-    print(f"client {member.client} is '{member.name}', by the key {trust.fingerprint(member.key)}")
+    wish = keys.read_enrolment(file)
+    member = keys.admit(folder, wish)
+    about = keys.read_trust(folder / keys.TRUST)
+    print(f"client {member.client} is '{member.name}', by the key {keys.fingerprint(member.key)}")
     if wish.version != about.version:
         tell(f"'{member.name}' has FewLabel {wish.version}, and the federation {about.version}: it will be refused")
-    if programs.holder(folder) is not None:
+    if processes.holder(folder) is not None:
         superlink.register(folder)
 
 
@@ -146,9 +147,9 @@ def remove(folder: Directory, site: Annotated[str, Argument(metavar="SITE", hidd
       fewlabel federation remove lungs north
     """
     folder = opened(folder)
-    member = trust.remove(folder, site)
-    print(f"client {member.client} is no longer '{member.name}', by the key {trust.fingerprint(member.key)}")
-    if programs.holder(folder) is not None:
+    member = keys.remove(folder, site)
+    print(f"client {member.client} is no longer '{member.name}', by the key {keys.fingerprint(member.key)}")
+    if processes.holder(folder) is not None:
         superlink.register(folder)
 
 
@@ -172,21 +173,21 @@ def serve(
       fewlabel federation serve lungs --print-command
     """
     folder = opened(folder)
-    host, port = trust.host_and_port(listen or trust.read_trust(folder / trust.TRUST).address)
-    inner = ("127.0.0.1", programs.free_port()) if not insecure else (host, port)
-    environment = programs.flower_environment(folder / "flower")
+    host, port = keys.host_and_port(listen or keys.read_trust(folder / keys.TRUST).address)
+    inner = ("127.0.0.1", processes.free_port()) if not insecure else (host, port)
+    environment = processes.flower_environment(folder / "flower")
     commands = {LINK: superlink.command(folder, *inner, insecure)}
     if not insecure:
         commands[FRONT] = front(folder, host, port, *inner)
     if printing:
-        return print("\n".join(programs.shown(environment, command) for command in commands.values()))
+        return print("\n".join(processes.shown(environment, command) for command in commands.values()))
     if insecure:
         tell(f"whoever reaches {host}:{port} can run programs of theirs on this machine; rehearse with --insecure only")
-    elif trust.renewed(folder, trust.read_trust(folder / trust.TRUST).address):
+    elif keys.renewed(folder, keys.read_trust(folder / keys.TRUST).address):
         tell("the server's certificate was about to end: this is a new one, which sites trust as they did the old one")
-    ours = programs.Programs(folder, environment)
-    with suppress(KeyboardInterrupt), programs.interruptible(), ours.all_ended():
-        programs.refuse_taken(host, port)
+    ours = processes.Programs(folder, environment)
+    with suppress(KeyboardInterrupt), processes.interruptible(), ours.all_ended():
+        processes.refuse_taken(host, port)
         superlink.connect(folder, *inner, insecure)
         ours.start(LINK, commands[LINK])
         ours.wait_for(LINK, *inner)
@@ -205,7 +206,7 @@ def front(folder: Path, host: str, port: int, inner_host: str, inner_port: int) 
     shown = f"[{host}]" if ":" in host else host
     certified = {"--certificate": "server.pem", "--key": "server.key", "--ca": "ca.pem"}
     return [
-        *(sys.executable, "-m", "fewlabel.front"),
+        *(sys.executable, "-m", "fewlabel.deploy.gateway"),
         *("--listen", f"{shown}:{port}", "--to", f"{inner_host}:{inner_port}"),
         *(word for flag, name in certified.items() for word in (flag, str(folder / name))),
         *("--members", str(folder)),
@@ -238,11 +239,11 @@ def run(
       fewlabel federation run lungs experiment.toml --data sites
       fewlabel federation run lungs --resume runs/fedavg-seed0
     """
-    from fewlabel.apart import load_terms
     from fewlabel.api import fresh_directory
+    from fewlabel.deploy.server import prepare
+    from fewlabel.deploy.site import load_terms
     from fewlabel.experiment import read
-    from fewlabel.plan import prepare
-    from fewlabel.results import Result
+    from fewlabel.report.results import Result
 
     folder = opened(folder)
     if resume is not None:
@@ -269,13 +270,13 @@ def run(
             more = {"data": data and str(data.absolute()), "sites": sites, "patience": patience, "deadline": deadline}
             more |= {"members": None if insecure else str(folder)}
             given = {name: value for name, value in more.items() if value is not None}
-            prepare(experiment, directory, load_terms(folder / trust.TRUST), **given)
+            prepare(experiment, directory, load_terms(folder / keys.TRUST), **given)
         else:
-            tell(submission.going_on(directory, experiment.rounds))
+            tell(submit.going_on(directory, experiment.rounds))
     try:
         if not Result(directory).finished:
-            submission.follow(folder, directory, experiment.rounds)
-        from fewlabel.display import show_result
+            submit.follow(folder, directory, experiment.rounds)
+        from fewlabel.report.terminal import show_result
 
         result = Result(directory)
         return show_result(result, form, result.report())
@@ -286,16 +287,16 @@ def run(
 
 
 def refuse_unnamed(folder: Path, experiment: "Experiment") -> None:
-    from fewlabel.apart import agreed
+    from fewlabel.deploy.site import agreed
 
-    methods = ", ".join(trust.read_trust(folder / trust.TRUST).methods)
+    methods = ", ".join(keys.read_trust(folder / keys.TRUST).methods)
     if not agreed(methods, experiment):
         raise BadInput(f"sites have consented to {methods}, and {experiment.name} sends something else")
 
 
 def refuse_other(folder: Path, run: Path, insecure: bool) -> None:
     """A run keeps to the keys that it began with, or to none."""
-    from fewlabel.plan import load_plan
+    from fewlabel.deploy.server import load_plan
 
     members = load_plan(run).members
     if members != (None if insecure else str(folder)):
@@ -305,7 +306,7 @@ def refuse_other(folder: Path, run: Path, insecure: bool) -> None:
 
 def served(folder: Path, insecure: bool) -> None:
     again = f"fewlabel federation serve {shlex.quote(str(folder))}"
-    if programs.holder(folder) is None:
+    if processes.holder(folder) is None:
         raise BadInput(f"nobody serves {folder}; start it in another terminal: {again}")
     if bool(superlink.connection(folder).get("insecure")) != insecure:
         raise BadInput(f"--insecure is for both or neither of `federation serve` and `federation run`; {again}")
@@ -328,7 +329,7 @@ def status(folder: Directory, form: Format = Form.TEXT) -> None:
       fewlabel federation status lungs
       fewlabel federation status lungs --format json
     """
-    from fewlabel.display import span
+    from fewlabel.report.terminal import span
 
     folder = opened(folder)
     told = standing(folder)
@@ -345,7 +346,7 @@ def status(folder: Directory, form: Format = Form.TEXT) -> None:
 
 
 def standing(folder: Path) -> dict[str, Any]:
-    about, process = trust.read_trust(folder / trust.TRUST), programs.holder(folder)
+    about, process = keys.read_trust(folder / keys.TRUST), processes.holder(folder)
     known: dict[str, superlink.Node] = {}
     states: dict[str, str] = {}
     if process is not None:
@@ -354,13 +355,13 @@ def standing(folder: Path) -> dict[str, Any]:
     sites = [
         {"client": member.client, "name": member.name}
         | (known[member.key].standing() if member.key in known else {"state": "enrolled"})
-        | {"key": trust.fingerprint(member.key), "node": member.node}
-        for member in trust.members(folder)
+        | {"key": keys.fingerprint(member.key), "node": member.node}
+        for member in keys.members(folder)
     ]
     submitted = sorted((folder / "runs").glob("*"), key=lambda path: path.stat().st_mtime)
     runs = {path.read_text(): path.name for path in submitted}  # of one that was resumed, the last submission
     listing = [
-        {"run": number, "directory": directory, "round": submission.last_round(Path(directory))}
+        {"run": number, "directory": directory, "round": submit.last_round(Path(directory))}
         | {"state": "completed" if Path(directory, "summary.json").exists() else states.get(number, "stopped")}
         for directory, number in runs.items()
     ]
@@ -378,12 +379,12 @@ def stop(folder: Directory) -> None:
       fewlabel federation stop lungs
     """
     folder = opened(folder)
-    tell(f"{folder} is no longer served" if programs.stop(folder) else f"nobody serves {folder}")
+    tell(f"{folder} is no longer served" if processes.stop(folder) else f"nobody serves {folder}")
 
 
 def opened(folder: Path) -> Path:
     """A federation's directory, by its whole path."""
-    programs.need_flower()
-    if not (folder / trust.TRUST / trust.ABOUT).is_file():
+    processes.need_flower()
+    if not (folder / keys.TRUST / keys.ABOUT).is_file():
         raise BadInput(f"{folder} holds no federation; `fewlabel federation init` makes one")
     return folder.resolve()

@@ -17,18 +17,18 @@ import click
 import typer
 from typer import Option
 
-from fewlabel import audit_cli, data_cli, federation_cli, model_cli, paper_cli, run_cli, show_cli, site_cli
-from fewlabel.errors import FewLabelError
-from fewlabel.options import tell
+from fewlabel.cli import audit, data, federation, model, papers, run, show, site
+from fewlabel.cli.options import tell
+from fewlabel.core.errors import FewLabelError
 
 EXIT_CODES = (
     "Exit codes: 0 fine, 1 a bug in FewLabel, 2 bad input, 3 the run failed and can be resumed, "
     "4 disk or files, 130 interrupted."
 )
 app = typer.Typer(add_completion=False, suggest_commands=False, rich_markup_mode="rich")
-app.add_typer(data_cli.app, name="data")
-app.add_typer(federation_cli.app, name="federation")
-app.add_typer(site_cli.app, name="site")
+app.add_typer(data.app, name="data")
+app.add_typer(federation.app, name="federation")
+app.add_typer(site.app, name="site")
 
 
 @app.callback(invoke_without_command=True, epilog=EXIT_CODES)
@@ -50,17 +50,17 @@ def fewlabel(
         print(context.get_help())
 
 
-app.command()(run_cli.run)
-app.command()(run_cli.compare)
-app.command()(run_cli.sweep)
-app.command()(paper_cli.reproduce)
-app.command("list")(show_cli.list_)
-app.command()(show_cli.show)
-app.command()(show_cli.watch)
-app.command()(model_cli.predict)
-app.command()(model_cli.export)
-app.command()(audit_cli.audit)
-app.command()(show_cli.bench)
+app.command()(run.run)
+app.command()(run.compare)
+app.command()(run.sweep)
+app.command()(papers.reproduce)
+app.command("list")(show.list_)
+app.command()(show.show)
+app.command()(show.watch)
+app.command()(model.predict)
+app.command()(model.export)
+app.command()(audit.audit)
+app.command()(show.bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

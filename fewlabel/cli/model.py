@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from fewlabel.data_cli import Form, Format, show_lines
-from fewlabel.errors import BadInput
+from fewlabel.cli.data import Form, Format, show_lines
+from fewlabel.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from fewlabel.predictions import Predictions
+    from fewlabel.inference.predict import Predictions
 
 
 class Target(StrEnum):
@@ -47,9 +47,9 @@ def predict(
         raise BadInput(f"--csv {table} is a directory; name a file in it")
     if table is not None and not table.absolute().parent.is_dir():
         raise BadInput(f"--csv {table} cannot be written: there is no directory {table.parent}")
-    from fewlabel import predictions
-    from fewlabel.display import Screen
-    from fewlabel.options import tell
+    from fewlabel.cli.options import tell
+    from fewlabel.inference import predict as predictions
+    from fewlabel.report.terminal import Screen
 
     with Screen(1) as screen:
         found = predictions.predict(
@@ -121,7 +121,7 @@ def export(
       fewlabel export runs/fedprox-digits-seed0 --to onnx
       fewlabel export runs/ours --to safetensors --out ours
     """
-    from fewlabel import exports
+    from fewlabel.inference import export as exports
 
     written = exports.export(run, to, out)
     print(

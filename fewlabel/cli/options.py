@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from fewlabel.errors import BadInput
+from fewlabel.core.errors import BadInput
 
 RUNS = Path("runs")
 
@@ -38,7 +38,7 @@ def use_data_dir(folder: Path | None) -> None:
 def check_track(names: str | None) -> str | None:
     """Before anything is run or written."""
     if names is not None:
-        from fewlabel.track import checked
+        from fewlabel.report.trackers import checked
 
         checked(names)
     return names
@@ -125,7 +125,7 @@ def seeds_axis(text: str | None) -> dict[str, list[Any]]:
 
 def axis(text: str) -> tuple[str, list[Any]]:
     """A setting and its values from `a.b=c,d`."""
-    from fewlabel.strict import parse
+    from fewlabel.core.schema import parse
 
     key, _, values = text.partition("=")
     if not words(values):

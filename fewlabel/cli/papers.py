@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from fewlabel.data_cli import Form, Format
-from fewlabel.errors import BadInput
-from fewlabel.options import RUNS, Changes, DataDir, Device, Out, Seeds, Workers, seeds_axis, settings
-from fewlabel.run_cli import run_all
+from fewlabel.cli.data import Form, Format
+from fewlabel.cli.options import RUNS, Changes, DataDir, Device, Out, Seeds, Workers, seeds_axis, settings
+from fewlabel.cli.run import run_all
+from fewlabel.core.errors import BadInput
 
 if TYPE_CHECKING:
     from fewlabel.experiment import Experiment
-    from fewlabel.reproduce import PaperRow
+    from fewlabel.papers.reproduce import PaperRow
 
 
 def reproduce(
@@ -40,7 +40,7 @@ def reproduce(
       fewlabel reproduce 'rscfed-table1/svhn-*' --rounds 50 --seeds 0,1,2
       fewlabel reproduce isofed-table2/pneumonia-isofed-l1u3-g08 --print
     """
-    from fewlabel import reproduce as papers
+    from fewlabel.papers import reproduce as papers
 
     if listing or not name:
         return show_papers(name, form)
@@ -63,8 +63,8 @@ def reproduce(
 
 def print_row(found: "Sequence[tuple[PaperRow, Experiment]]", form: Form) -> None:
     """An experiment of the papers as a file, or for programs to read."""
-    from fewlabel.reproduce import as_file
-    from fewlabel.strict import plain
+    from fewlabel.core.schema import plain
+    from fewlabel.papers.reproduce import as_file
 
     if len(found) > 1:
         raise BadInput(f"--print prints one row with one seed, and these are {len(found)}, such as {found[0][0].id}")
@@ -76,7 +76,7 @@ def show_papers(name: str, form: Form) -> None:
     """What there is, and of what a name stands for also the rows."""
     from rich.console import Console
 
-    from fewlabel.reproduce import listed, overview
+    from fewlabel.papers.reproduce import listed, overview
 
     found = listed(name or "*")
     if form == "json":

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewlabel.errors import BadInput, RunFailed
-from fewlabel.options import (
+from fewlabel.cli.options import (
     RUNS,
     Backend,
     Changes,
@@ -40,6 +39,7 @@ from fewlabel.options import (
     without_method,
     words,
 )
+from fewlabel.core.errors import BadInput, RunFailed
 
 if TYPE_CHECKING:
     from fewlabel.experiment import Experiment
@@ -85,8 +85,8 @@ def run(
     if seeds is not None:
         return run_many(base, seeds_axis(seeds), changed, out or RUNS / "seeds", workers, form, track)
     from fewlabel.api import fresh_directory
+    from fewlabel.engine.run import check_backend, laid_out
     from fewlabel.experiment import read
-    from fewlabel.runs import check_backend, laid_out
 
     check_backend(backend)
     experiment = read(base, changed)
@@ -160,10 +160,10 @@ def sweep(
 
 def run_one(directory: Path, workers: int | None, form: Layout, backend: Backend, track: str | None) -> None:
     """Runs what is left of a run and shows its result."""
-    from fewlabel.display import Rounds, show_result
-    from fewlabel.results import Result
-    from fewlabel.runs import execute
-    from fewlabel.track import Tracks
+    from fewlabel.engine.run import execute
+    from fewlabel.report.results import Result
+    from fewlabel.report.terminal import Rounds, show_result
+    from fewlabel.report.trackers import Tracks
 
     result, page, tracks = Result(directory), None, Tracks(track, directory)
     if result.finished:
@@ -198,10 +198,10 @@ def run_many(
     track: str | None,
 ) -> None:
     """Runs all combinations side by side and shows how they compare."""
-    from fewlabel import sweep
-    from fewlabel.comparison import Comparison
-    from fewlabel.display import show_result
-    from fewlabel.results import Result
+    from fewlabel.engine import sweep
+    from fewlabel.report.comparison import Comparison
+    from fewlabel.report.results import Result
+    from fewlabel.report.terminal import show_result
 
     experiments = sweep.grid(without_method(base) if "method" in axes else base, axes, changes)
     failure = run_all(experiments, root, workers, track)
@@ -216,9 +216,9 @@ def run_all(
     experiments: "Sequence[Experiment]", root: Path, workers: int | None, track: str | None = None
 ) -> RunFailed | None:
     """Runs experiments side by side, and returns the failure of some: what the others found is to be shown first."""
-    from fewlabel import sweep
-    from fewlabel.display import Runs
-    from fewlabel.track import Tracks
+    from fewlabel.engine import sweep
+    from fewlabel.report.terminal import Runs
+    from fewlabel.report.trackers import Tracks
 
     caution(experiments)
     tracks = Tracks(track, root)
@@ -243,7 +243,7 @@ def run_all(
 @contextmanager
 def interruptible(again: str) -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM end the round first, a second one leaves at once; an error tells how to go on: `again`."""
-    from fewlabel.runs import Interrupted
+    from fewlabel.engine.run import Interrupted
 
     flag, owner = mmap.mmap(-1, 1), os.getpid()  # memory that forked processes share: one signal stops them all
 

@@ -11,9 +11,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from fewlabel.data_cli import Form, Format
-from fewlabel.errors import BadInput
-from fewlabel.options import Layout, Tables
+from fewlabel.cli.data import Form, Format
+from fewlabel.cli.options import Layout, Tables
+from fewlabel.core.errors import BadInput
 
 
 class Known(StrEnum):
@@ -39,7 +39,7 @@ def list_(
       fewlabel list settings rscfed
       fewlabel list models --format json
     """
-    from fewlabel import display
+    from fewlabel.report import terminal as display
 
     if method and what != Known.SETTINGS:
         raise BadInput(f"only settings are listed for a method, as in `fewlabel list settings {method}`")
@@ -63,9 +63,9 @@ def show(
       fewlabel show runs/compare --format latex
       fewlabel show runs/compare --report report.html
     """
-    from fewlabel import display
-    from fewlabel.comparison import found_in
-    from fewlabel.results import Result
+    from fewlabel.report import terminal as display
+    from fewlabel.report.comparison import found_in
+    from fewlabel.report.results import Result
 
     if relations:
         Result(directory).plot_relations(relations)
@@ -86,7 +86,7 @@ def watch(
       fewlabel watch runs/fedprox-digits-seed0
       fewlabel watch runs/compare --once
     """
-    from fewlabel.watch import watch
+    from fewlabel.report.watch import watch
 
     watch(directory, once, form)
 
@@ -104,9 +104,9 @@ def bench(
       fewlabel bench overhead
       fewlabel bench fedavg --full
     """
-    from fewlabel import display
+    from fewlabel.report import terminal as display
 
-    folder = Path(__file__).parents[1] / "benchmarks"
+    folder = Path(__file__).parents[2] / "benchmarks"
     files = {path.stem: path for path in sorted(folder.glob("*.py")) if "\ndef main(" in path.read_text()}
     if not files:
         raise BadInput(f"there are no measurements in {folder}: they come with the source tree alone")

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fewlabel import programs, strict, trust
-from fewlabel.data_cli import Kind
-from fewlabel.errors import BadInput, FewLabelError, RunFailed
-from fewlabel.options import tell, words
+from fewlabel.cli.data import Kind
+from fewlabel.cli.options import tell, words
+from fewlabel.core import schema
+from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
+from fewlabel.deploy import keys, processes
 
 if TYPE_CHECKING:
-    from fewlabel.apart import Place
+    from fewlabel.deploy.site import Place
 
 app = typer.Typer(suggest_commands=False, rich_markup_mode="rich")
 FILE, ENROLMENT, RESIDENT, NODE = "site.toml", "enrolment.json", "resident", "supernode"
@@ -89,12 +90,12 @@ def init(
       fewlabel site init
       fewlabel site init north --trust trust --name north --client 0 --data images
     """
-    programs.need_flower()
+    processes.need_flower()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is there already and not empty; choose another directory")
     given = trusted or Path(asked("--trust", "Folder that the coordinator gave you"))
-    federation = trust.read_trust(given)
-    name = trust.named(name if name is not None else asked("--name", "Name of this site"))
+    federation = keys.read_trust(given)
+    name = keys.named(name if name is not None else asked("--name", "Name of this site"))
     number = client if client is not None else int(asked("--client", "Number of this site", int))
     images = data or Path(asked("--data", "Images: a folder for each class, a table with labels (csv), or an npz"))
     if not images.exists():
@@ -105,17 +106,17 @@ def init(
     state = (state or folder / "state").absolute()
     place: dict[str, Any] = {"client": number, "data": str(images.absolute()), "state": str(state)}
     optional = {"kind": str(kind or ""), "modules": modules, "methods": ", ".join(federation.methods)}
-    optional["terms"] = str(folder / trust.TRUST)
+    optional["terms"] = str(folder / keys.TRUST)
     place |= {name: value for name, value in optional.items() if value}
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shutil.copytree(given, folder / trust.TRUST)
-    trust.new_key(folder / "key", ssh=True)
-    write_site(folder, Site(name, str(folder / trust.TRUST), str(folder / "key")), place)
-    wish = trust.enrol(folder / trust.TRUST, folder / "key", number, name)
-    trust.put(folder / ENROLMENT, trust.document(asdict(wish)))
-    print(f"'{name}' is set up as client {number} of '{federation.name}', by the key {trust.fingerprint(wish.key)}")
+    shutil.copytree(given, folder / keys.TRUST)
+    keys.new_key(folder / "key", ssh=True)
+    write_site(folder, Site(name, str(folder / keys.TRUST), str(folder / "key")), place)
+    wish = keys.enrol(folder / keys.TRUST, folder / "key", number, name)
+    keys.put(folder / ENROLMENT, keys.document(asdict(wish)))
+    print(f"'{name}' is set up as client {number} of '{federation.name}', by the key {keys.fingerprint(wish.key)}")
     print(f"send {folder / ENROLMENT} to the coordinator, and tell the key's fingerprint by another way")
 
 
@@ -129,12 +130,12 @@ def asked(flag: str, question: str, kind: type = str) -> Any:
 def write_site(folder: Path, site: Site, place: Mapping[str, Any]) -> None:
     import tomli_w
 
-    trust.put(folder / FILE, tomli_w.dumps({**asdict(site), "place": place}).encode())
+    keys.put(folder / FILE, tomli_w.dumps({**asdict(site), "place": place}).encode())
 
 
 def read_site(folder: Path) -> tuple[Site, dict[str, Any]]:
     """A site's settings; those of its place are as yet unchecked, for that loads PyTorch."""
-    programs.need_flower()
+    processes.need_flower()
     try:
         table = tomllib.loads((folder / FILE).read_text())
     except FileNotFoundError:
@@ -144,7 +145,7 @@ def read_site(folder: Path) -> tuple[Site, dict[str, Any]]:
     place = table.pop("place", None)
     if not isinstance(place, dict):
         raise BadInput(f"{folder / FILE} lacks its table [place]")
-    return strict.read(Site, table), place
+    return schema.read(Site, table), place
 
 
 @app.command()
@@ -157,12 +158,12 @@ def check(folder: Directory = Path("site")) -> None:
       fewlabel site check
       fewlabel site check north
     """
-    from fewlabel.apart import Place
+    from fewlabel.deploy.site import Place
 
     os.umask(0o077)  # images that are decoded here are nobody else's
     folder = folder.resolve()
     site, table = read_site(folder)
-    place, given = strict.read(Place, table), Path(site.trust)
+    place, given = schema.read(Place, table), Path(site.trust)
     checks: dict[str, Callable[[], str]] = {
         "data": lambda: about_data(place, given),
         "disk": lambda: about_disk(Path(place.state)),
@@ -183,7 +184,7 @@ def check(folder: Directory = Path("site")) -> None:
 
 
 def about_data(place: "Place", given: Path) -> str:
-    from fewlabel.apart import load_terms, site_world, testable
+    from fewlabel.deploy.site import load_terms, site_world, testable
     from fewlabel.experiment import Experiment
 
     terms = load_terms(given)
@@ -198,7 +199,7 @@ def about_data(place: "Place", given: Path) -> str:
 
 
 def about_disk(state: Path) -> str:
-    from fewlabel.display import size
+    from fewlabel.report.terminal import size
 
     if not state.is_dir() or not os.access(state, os.W_OK | os.X_OK):
         raise BadInput(f"{state} is not a directory that can be written")
@@ -211,15 +212,15 @@ def about_disk(state: Path) -> str:
 
 
 def about_key(folder: Path, key: Path) -> str:
-    public = trust.public_half(trust.load_key(key))
-    if not trust.same_key(public, trust.read_enrolment(folder / ENROLMENT).key):
+    public = keys.public_half(keys.load_key(key))
+    if not keys.same_key(public, keys.read_enrolment(folder / ENROLMENT).key):
         raise BadInput(f"{folder / ENROLMENT} is of another key than {key}")
-    return f"{trust.fingerprint(public)}, which nobody else may read; joining tells whether it is enrolled"
+    return f"{keys.fingerprint(public)}, which nobody else may read; joining tells whether it is enrolled"
 
 
 def about_certificate(given: Path) -> str:
-    found, federation = trust.load_certificate(given / f"{trust.CA}.pem"), trust.read_trust(given)
-    if not found.not_valid_before_utc <= trust.now() <= found.not_valid_after_utc:
+    found, federation = keys.load_certificate(given / f"{keys.CA}.pem"), keys.read_trust(given)
+    if not found.not_valid_before_utc <= keys.now() <= found.not_valid_after_utc:
         raise BadInput(f"it is not valid now (but until {found.not_valid_after_utc:%Y-%m-%d}); is the clock right?")
     return f"of '{federation.name}', valid until {found.not_valid_after_utc:%Y-%m-%d}"
 
@@ -230,9 +231,9 @@ class Away(BadInput):
 
 def about_connection(given: Path) -> str:
     """Whether the server is there, and is the one that the coordinator named."""
-    address = trust.read_trust(given).address
-    host, port = trust.host_and_port(address)
-    context = ssl.create_default_context(cafile=given / f"{trust.CA}.pem")
+    address = keys.read_trust(given).address
+    host, port = keys.host_and_port(address)
+    context = ssl.create_default_context(cafile=given / f"{keys.CA}.pem")
     try:
         with (
             socket.create_connection((host, port), 10) as plain,
@@ -248,7 +249,7 @@ def about_connection(given: Path) -> str:
 
 
 def about_versions(given: Path) -> str:
-    ours, theirs = version("fewlabel"), trust.read_trust(given).version
+    ours, theirs = version("fewlabel"), keys.read_trust(given).version
     if ours != theirs:
         raise BadInput(f"FewLabel is {ours} here and {theirs} at the coordinator; both must have the same")
     return f"FewLabel {ours} here and at the coordinator, Flower {version('flwr')} here"
@@ -273,12 +274,12 @@ def join(
     folder = folder.resolve()
     site, place = read_site(folder)
     if not insecure:
-        trust.load_key(Path(site.key))  # or it says what is wrong with it
-    environment = programs.flower_environment(folder / "flower")
+        keys.load_key(Path(site.key))  # or it says what is wrong with it
+    environment = processes.flower_environment(folder / "flower")
     commands = {RESIDENT: reside_command(folder), NODE: node_command(folder, site, insecure)}
     if printing:
-        return print("\n".join(programs.shown(environment, command) for command in commands.values()))
-    federation = trust.read_trust(Path(site.trust))
+        return print("\n".join(processes.shown(environment, command) for command in commands.values()))
+    federation = keys.read_trust(Path(site.trust))
     if not yes:
         print(told(federation.name, str(place.get("methods", ""))), file=sys.stderr)
         if not sys.stdin.isatty():
@@ -289,16 +290,16 @@ def join(
         about_certificate(Path(site.trust))
         with suppress(Away):
             about_connection(Path(site.trust))
-    ours = programs.Programs(folder, environment)
-    with suppress(KeyboardInterrupt), programs.interruptible(), ours.all_ended():
+    ours = processes.Programs(folder, environment)
+    with suppress(KeyboardInterrupt), processes.interruptible(), ours.all_ended():
         live(ours, commands, f"client {place.get('client')} of '{federation.name}' at {federation.address}")
     return tell("left the federation")
 
 
 def told(federation: str, methods: str) -> str:
     """What leaves a site by the methods that it lets run."""
-    from fewlabel.consent import consent
-    from fewlabel.display import known
+    from fewlabel.deploy.consent import consent
+    from fewlabel.report.terminal import known
 
     if methods:
         return "\n\n".join(map(consent, words(methods)))
@@ -313,20 +314,20 @@ def reside_command(folder: Path) -> list[str]:
 def node_command(folder: Path, site: Site, insecure: bool) -> list[str]:
     secure = [
         "--root-certificates",
-        str(Path(site.trust) / f"{trust.CA}.pem"),
+        str(Path(site.trust) / f"{keys.CA}.pem"),
         "--auth-supernode-private-key",
         site.key,
     ]
     return [
-        *(sys.executable, "-m", "fewlabel.flower", "supernode"),
-        *("--superlink", trust.read_trust(Path(site.trust)).address),
+        *(sys.executable, "-m", "fewlabel.deploy.flower", "supernode"),
+        *("--superlink", keys.read_trust(Path(site.trust)).address),
         *(["--insecure"] if insecure else secure),
         *("--node-config", f"resident={json.dumps(str(folder / RESIDENT))}"),
-        *("--port", str(programs.free_port())),
+        *("--port", str(processes.free_port())),
     ]
 
 
-def live(ours: programs.Programs, commands: Mapping[str, list[str]], who: str) -> None:
+def live(ours: processes.Programs, commands: Mapping[str, list[str]], who: str) -> None:
     """Runs both programs; one that dies is started again."""
     start = {RESIDENT: begin, NODE: connect}
     for name in start:
@@ -343,7 +344,7 @@ def live(ours: programs.Programs, commands: Mapping[str, list[str]], who: str) -
         time.sleep(0.2)
 
 
-def connect(ours: programs.Programs, command: list[str]) -> None:
+def connect(ours: processes.Programs, command: list[str]) -> None:
     """Starts Flower's node, again where it is still counted as connected from before, until it is connected."""
     until, once = float("inf"), cache(tell)
     while True:
@@ -363,7 +364,7 @@ def connect(ours: programs.Programs, command: list[str]) -> None:
         time.sleep(PAUSE)
 
 
-def begin(ours: programs.Programs, command: list[str]) -> None:
+def begin(ours: processes.Programs, command: list[str]) -> None:
     """Starts the resident, and waits until it can be talked to."""
     path = ours.folder / RESIDENT
     path.unlink(missing_ok=True)
@@ -387,17 +388,17 @@ def leave(folder: Directory = Path("site")) -> None:
     """
     folder = folder.resolve()
     read_site(folder)  # or it says that there is none
-    tell(f"{folder} has left the federation" if programs.stop(folder) else f"{folder} has not joined")
+    tell(f"{folder} has left the federation" if processes.stop(folder) else f"{folder} has not joined")
 
 
 @app.command(hidden=True)
 def reside(folder: Directory = Path("site")) -> None:
     """Do what Flower's node passes on: `fewlabel site join` starts this."""
-    from fewlabel.apart import Place
-    from fewlabel.resident import reside
+    from fewlabel.deploy.site import Place
+    from fewlabel.deploy.site_process import reside
 
     folder = folder.resolve()
     _, place = read_site(folder)
-    strict.read(Place, place)  # or it says what is wrong
+    schema.read(Place, place)  # or it says what is wrong
     with suppress(KeyboardInterrupt):
         reside(place, folder / RESIDENT)

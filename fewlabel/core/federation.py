@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_orig
 import torch
 from torch import Tensor, nn
 
-from fewlabel import tree, wire
-from fewlabel.data.sets import Labeled, Tally, Unlabeled
-from fewlabel.errors import BadInput, RunFailed
-from fewlabel.rng import Rng
-from fewlabel.tree import Tree
+from fewlabel.core import tree, wire
+from fewlabel.core.errors import BadInput, RunFailed
+from fewlabel.core.images import Labeled, Tally, Unlabeled
+from fewlabel.core.rng import Rng
+from fewlabel.core.tree import Tree
 
 S = TypeVar("S")
 C = TypeVar("C")

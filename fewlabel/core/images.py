@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fewlabel.core.errors import BadInput
 from fewlabel.data.views import see_all
-from fewlabel.errors import BadInput
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from fewlabel.errors import BadInput
+from fewlabel.core.errors import BadInput
 
 BINS = 4096
 SITE_BINS = 64  # of histograms that leave a site: fewer, so that they tell less of single images

@@ -13,7 +13,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from fewlabel.errors import BadInput
+from fewlabel.core.errors import BadInput
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from fewlabel.errors import RunFailed
+from fewlabel.core.errors import RunFailed
 
 T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview

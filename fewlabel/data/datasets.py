@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewlabel.data import files
-from fewlabel.data import own as ones_own
-from fewlabel.data.files import Form, Source
-from fewlabel.data.listing import guess
-from fewlabel.data.published import PUBLISHED, REFUSED
+from fewlabel.core.errors import BadInput, FewLabelError, StorageError
+from fewlabel.core.images import Images
+from fewlabel.data.own import read as ones_own
+from fewlabel.data.own.listing import guess
+from fewlabel.data.published import files
+from fewlabel.data.published.files import Form, Source
+from fewlabel.data.published.readers import PUBLISHED, REFUSED
 from fewlabel.data.raw import CHUNK, Part, Raw, Scale
-from fewlabel.data.sets import Images
 from fewlabel.data.splits import SIDES, UNDIVIDED, groups, sides
-from fewlabel.errors import BadInput, FewLabelError, StorageError
 
 __all__ = ["DATASETS", "Dataset", "Part", "Raw", "Split", "load"]
 

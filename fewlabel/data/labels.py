@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fewlabel.errors import BadInput
-from fewlabel.rng import Rng
+from fewlabel.core.errors import BadInput
+from fewlabel.core.rng import Rng
 
 if TYPE_CHECKING:
     from fewlabel.experiment import Labels

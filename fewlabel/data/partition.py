@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.core.rng import Rng
 from fewlabel.data import labels as where
 from fewlabel.data.labels import Index
-from fewlabel.data.own import TABLES
-from fewlabel.errors import BadInput, StorageError
-from fewlabel.rng import Rng
+from fewlabel.data.own.read import TABLES
 
 if TYPE_CHECKING:
     from fewlabel.data.datasets import Dataset

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fewlabel.errors import BadInput
+from fewlabel.core.errors import BadInput
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fewlabel.errors import BadInput
+from fewlabel.core.errors import BadInput
 
 Scale = dict[str, tuple[float, float]]  # how more than eight bits become eight: `pictures.read`'s values or window
 CHUNK = 1 << 19  # bytes of pixels at a time: small beside any data set, large beside a call

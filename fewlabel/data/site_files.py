@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fewlabel.data.listing import CLASSES, PATIENTS, UNLABELED, folders
+from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.core.rng import Rng
+from fewlabel.data.own.listing import CLASSES, PATIENTS, UNLABELED, folders
 from fewlabel.data.raw import CHUNK, Scale
-from fewlabel.errors import BadInput, StorageError
-from fewlabel.rng import Rng
 
 if TYPE_CHECKING:
     from fewlabel.data.datasets import Dataset

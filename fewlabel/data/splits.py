@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from fewlabel.core.errors import BadInput
+from fewlabel.core.rng import Rng
 from fewlabel.data.raw import Part
-from fewlabel.errors import BadInput
-from fewlabel.rng import Rng
 
 SIDES = ("train", "validation", "test")
 UNDIVIDED = "undivided"  # the split of a site, which trains on all that it does not name as test

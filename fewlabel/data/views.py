@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from fewlabel.core.errors import BadInput
 from fewlabel.data import operations as ops
 from fewlabel.data.operations import Filter, Move, Operation, Tone
-from fewlabel.errors import BadInput
 
 
 class Step(Protocol):

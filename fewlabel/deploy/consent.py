@@ -7,11 +7,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from fewlabel import tree, wire
-from fewlabel.evaluate import MINIMUM, PER_CLASS, SITE_BINS
+from fewlabel.core import tree, wire
+from fewlabel.core.federation import tasks
+from fewlabel.core.metrics import MINIMUM, PER_CLASS, SITE_BINS
+from fewlabel.core.schema import comments
 from fewlabel.experiment import ROWS, Experiment, read_method
-from fewlabel.federation import tasks
-from fewlabel.strict import comments
 
 WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", bool: "yes or no", Tensor: "a tensor"}
 
@@ -31,7 +31,7 @@ Nothing else leaves. `fewlabel audit` shows what did."""
 
 def consent(method: str | Experiment, network: tree.Tree | None = None) -> str:
     """What each task of a method sends up from a site, and what that can betray; with its bytes for a known network."""
-    from fewlabel.display import leaves
+    from fewlabel.report.terminal import leaves
 
     if isinstance(method, str):
         name, used = method, read_method(ROWS[method][0] if method in ROWS else method)

@@ -4,7 +4,7 @@ Every message is one ConfigRecord. To a site: `order` (an `apart.Order`), `messa
 `upload`, or nothing where a task has nothing to send, or why there is none: `refused`, `failed`. Flower starts a
 process for each message to a site, so PyTorch loads here only where that process does the work itself.
 
-Flower can carry code to sites. `python -m fewlabel.flower supernode` is Flower's SuperNode with that taken out.
+Flower can carry code to sites. `python -m fewlabel.deploy.flower supernode` is Flower's SuperNode with that taken out.
 """
 
 import json
@@ -23,8 +23,8 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
-from fewlabel import resident
-from fewlabel.errors import BadInput, FewLabelError
+from fewlabel.core.errors import BadInput, FewLabelError
+from fewlabel.deploy import site_process
 
 RECORD = "fewlabel"
 
@@ -45,8 +45,8 @@ dependencies = []
 publisher = "fewlabel"
 
 [tool.flwr.app.components]
-serverapp = "fewlabel.flower:server_app"
-clientapp = "fewlabel.flower:client_app"
+serverapp = "fewlabel.deploy.flower:server_app"
+clientapp = "fewlabel.deploy.flower:client_app"
 
 [tool.flwr.app.config]
 directory = ""
@@ -117,7 +117,7 @@ def printable(text: str) -> str:
 
 def begin(grid: Grid, context: Context) -> None:
     """Runs what lies in the directory that the run's configuration names."""
-    from fewlabel.fleet import serve
+    from fewlabel.deploy.nodes import serve
 
     def say(text: str) -> None:
         print(f"fewlabel: {text}", flush=True)
@@ -138,7 +138,7 @@ def respond(message: Message, context: Context) -> Message:
     try:
         record = message.content.get(RECORD)
         parts = dict(record) if isinstance(record, ConfigRecord) else {}
-        reply = resident.reply(context.node_config, parts)
+        reply = site_process.reply(context.node_config, parts)
     except Exception as error:
         print(f"fewlabel: {type(error).__name__}: {error}", flush=True)  # for the site's own eyes
         reply = {"failed": f"{type(error).__name__}, about which the site's own log says more"}
@@ -242,7 +242,9 @@ def confine() -> None:
 if __name__ == "__main__":
     try:
         if sys.argv[1:2] != ["supernode"]:
-            raise BadInput("write `python -m fewlabel.flower supernode`, and what Flower's flower-supernode takes")
+            raise BadInput(
+                "write `python -m fewlabel.deploy.flower supernode`, and what Flower's flower-supernode takes"
+            )
         supernode(sys.argv[2:])
     except FewLabelError as failure:
         print(f"fewlabel: {failure}", file=sys.stderr)

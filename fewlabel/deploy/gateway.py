@@ -1,4 +1,4 @@
-"""The one port of a federation that others can reach: `python -m fewlabel.front` passes Flower's nodes and nobody else.
+"""The one port of a federation that others can reach: it passes Flower's nodes and nobody else.
 
 Flower's SuperLink serves nodes, whoever submits runs or registers keys, and its own processes on one port, and asks
 only the nodes who they are. So it listens on its own machine alone, and this stands before it. What passes is a new
@@ -29,8 +29,8 @@ from typing import Any
 import h11
 import httpx
 
-from fewlabel.errors import BadInput, FewLabelError, StorageError
-from fewlabel.trust import Roll
+from fewlabel.core.errors import BadInput, FewLabelError, StorageError
+from fewlabel.deploy.keys import Roll
 
 PATHS = frozenset(
     b"/v1/fleet/" + name
@@ -345,7 +345,9 @@ def address(text: str) -> tuple[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m fewlabel.front", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m fewlabel.deploy.gateway", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="where nodes come from outside")
     parser.add_argument("--to", required=True, metavar="127.0.0.1:PORT", help="where the SuperLink listens")
     parser.add_argument("--certificate", required=True, help="PEM file that nodes are shown")

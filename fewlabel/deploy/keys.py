@@ -22,15 +22,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fewlabel import strict
-from fewlabel.errors import BadInput, StorageError
-from fewlabel.strict import Natural
+from fewlabel.core import schema
+from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.core.schema import Natural
 
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
-    from fewlabel.apart import Introduction
+    from fewlabel.deploy.site import Introduction
 
 T = TypeVar("T")
 CA, SERVER, MEMBERS, TRUST, ABOUT = "ca", "server", "members.json", "trust", "federation.json"
@@ -485,7 +485,7 @@ def read(cls: type[T], path: Path) -> T:
     except (ValueError, RecursionError):
         raise BadInput(f"{path} is not one of FewLabel's files: it is no JSON, or too long") from None
     try:
-        return strict.read(cls, table)
+        return schema.read(cls, table)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 

@@ -6,15 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fewlabel import flower, runs, tree, trust, wire
-from fewlabel.apart import Introduction, Order, load_terms
-from fewlabel.data.sites import TERMS
-from fewlabel.errors import BadInput, FewLabelError, RunFailed
+from fewlabel.core import tree, wire
+from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
+from fewlabel.core.federation import ClientInfo
+from fewlabel.core.rng import preserved
+from fewlabel.data.site_files import TERMS
+from fewlabel.deploy import flower, keys
+from fewlabel.deploy.server import Plan, load_plan, remember, server_world, settle
+from fewlabel.deploy.site import Introduction, Order, load_terms
+from fewlabel.engine import run
+from fewlabel.engine.worker import SERVER_ID, Job, Outcome, Weights, Worker
 from fewlabel.experiment import Experiment, dumps, load
-from fewlabel.federation import ClientInfo
-from fewlabel.plan import Plan, load_plan, remember, server_world, settle
-from fewlabel.rng import preserved
-from fewlabel.worker import SERVER_ID, Job, Outcome, Weights, Worker
 
 POLL = (0.05, 1.0)  # seconds between two looks for replies: at first, and at most
 LOOK = 2.0  # seconds between two looks for nodes
@@ -81,7 +83,7 @@ class Fleet:
             raise BadInput(f"it claims to be client {info.id}, and clients are from 0 to {self.count - 1}")
         if not 0 < info.size <= MAX_IMAGES or min(info.num_labeled, info.num_unlabeled) < 0:
             raise BadInput(f"client {info.id} claims {info.num_labeled} labeled and {info.num_unlabeled} other images")
-        ours, theirs = runs.versions()["fewlabel"], introduction.versions.get("fewlabel")
+        ours, theirs = run.versions()["fewlabel"], introduction.versions.get("fewlabel")
         if theirs != ours:
             raise BadInput(f"client {info.id} has fewlabel {flower.printable(str(theirs))}, and the server {ours}")
         if self.clients is not None and self.clients.get(info.id) != info:
@@ -211,10 +213,10 @@ def agree(fleet: Fleet, directory: Path, experiment: Experiment) -> None:
     fleet.order = replace(fleet.order, terms=fleet.plan.terms)
 
 
-def serve(grid: Any, directory: Path, watch: runs.Watch | None = None, say: Say = lambda text: None) -> dict[str, Any]:
+def serve(grid: Any, directory: Path, watch: run.Watch | None = None, say: Say = lambda text: None) -> dict[str, Any]:
     """Runs what `plan.prepare` laid out, or the rest of it, with the sites of a grid; returns its summary."""
     experiment, plan = load(directory / "experiment.toml"), load_plan(directory)
-    fleet = Fleet(grid, plan, experiment, *([trust.gate(Path(plan.members))] if plan.members else []))
+    fleet = Fleet(grid, plan, experiment, *([keys.gate(Path(plan.members))] if plan.members else []))
     began = (directory / "clients.json").exists()
     found = fleet.gather(plan.sites, say)
     if len(found) < plan.sites and not began:
@@ -225,4 +227,4 @@ def serve(grid: Any, directory: Path, watch: runs.Watch | None = None, say: Say 
     tested = tuple(sorted({claim.info.id for claim in fleet.claims.values() if claim.test}))
     world = server_world(experiment, fleet.plan, fleet.clients, tested)
     executor = GridExecutor(fleet, Worker(directory, world))
-    return runs.execute(directory, executor=executor, remote=world, watch=watch)
+    return run.execute(directory, executor=executor, remote=world, watch=watch)

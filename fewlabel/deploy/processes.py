@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from fewlabel.errors import BadInput, RunFailed
+from fewlabel.core.errors import BadInput, RunFailed
 
 MARK = "FEWLABEL_PART_OF"
 BIN = Path(sys.executable).parent

@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from fewlabel import apart, checkpoint, strict, wire
+from fewlabel.core import schema, wire
+from fewlabel.core.errors import BadInput, FewLabelError, RunFailed, StorageError
+from fewlabel.core.federation import ClientInfo
+from fewlabel.core.schema import Count, Positive
 from fewlabel.data import datasets
 from fewlabel.data.partition import Partition, Share
-from fewlabel.data.sites import TERMS, Pixels, Terms
-from fewlabel.errors import BadInput, FewLabelError, RunFailed, StorageError
+from fewlabel.data.site_files import TERMS, Pixels, Terms
+from fewlabel.deploy import site
+from fewlabel.engine import checkpoint
+from fewlabel.engine.run import refuse_used
+from fewlabel.engine.worker import Outcome, World
 from fewlabel.experiment import Experiment, dumps
-from fewlabel.federation import ClientInfo
-from fewlabel.runs import refuse_used
-from fewlabel.strict import Count, Positive
-from fewlabel.worker import Outcome, World
 
 SERVERS = ("server", "validation", "test")  # what of the data may lie at the server
 
@@ -42,7 +44,7 @@ def prepare(experiment: Experiment, directory: Path, terms: Terms, **more: Any) 
     """Lays out a run whose clients are elsewhere: its resolved experiment and its plan."""
     more.setdefault("sites", experiment.clients.count)
     plan = Plan(secrets.token_hex(16), terms, **more)
-    strict.check(plan)
+    schema.check(plan)
     refuse_used(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -58,13 +60,13 @@ def jsonable(plan: Plan) -> dict[str, Any]:
 
 
 def load_plan(directory: Path) -> Plan:
-    return strict.read(Plan, apart.table(directory / "federation.json"))
+    return schema.read(Plan, site.table(directory / "federation.json"))
 
 
 def remember(directory: Path, infos: dict[int, ClientInfo]) -> dict[int, ClientInfo]:
     """The clients of a run: those met now, and on a resume also those that were there when it began."""
     path = directory / "clients.json"
-    before = [ClientInfo(**entry) for entry in apart.table(path)["clients"]] if path.exists() else []
+    before = [ClientInfo(**entry) for entry in site.table(path)["clients"]] if path.exists() else []
     known = {info.id: info for info in before} | infos
     known = {client: known[client] for client in sorted(known)}
     whole = {"clients": [vars(info) for info in known.values()]}
@@ -94,17 +96,17 @@ def server_world(
     """The world as the server knows it: how much each client has, and what lies at the server itself."""
     here = Path(plan.data) if plan.data is not None else None
     paths = {name: path for name in SERVERS if here for path in (here / name, here / f"{name}.npz") if path.exists()}
-    splits = {name: apart.images(path, "", experiment, plan.terms)["train"] for name, path in paths.items()}
+    splits = {name: site.images(path, "", experiment, plan.terms)["train"] for name, path in paths.items()}
     if blind := [name for name, split in splits.items() if (split.labels < 0).any()]:
         raise BadInput(f"{paths[blind[0]]} has images without a label; the server can use labeled ones only")
     shape = (0, plan.terms.channels, plan.terms.image_size, plan.terms.image_size)
-    empty = apart.seen(torch.empty(shape, dtype=torch.uint8), experiment, plan.terms)
+    empty = site.seen(torch.empty(shape, dtype=torch.uint8), experiment, plan.terms)
     splits["train"] = splits.pop("server", datasets.Split(empty, torch.empty(0, dtype=torch.int64)))
     shares = tuple(
         Share(elsewhere(info.num_labeled), elsewhere(info.num_unlabeled))
         for info in (clients.get(client, ClientInfo(client, 0, 0)) for client in range(max(clients) + 1))
     )
-    return apart.world(experiment, plan.terms, splits, Partition(shares, np.arange(len(splits["train"]))), tested)
+    return site.world(experiment, plan.terms, splits, Partition(shares, np.arange(len(splits["train"]))), tested)
 
 
 def elsewhere(images: int) -> np.ndarray:

@@ -22,19 +22,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from fewlabel import audit, evaluate, strict, wire
+from fewlabel.core import metrics, schema, wire
+from fewlabel.core.errors import BadInput, FewLabelError, StorageError
+from fewlabel.core.federation import ClientInfo, tasks
+from fewlabel.core.images import Images
+from fewlabel.core.rng import preserved
+from fewlabel.core.schema import Natural
 from fewlabel.data import datasets
-from fewlabel.data.listing import guess
+from fewlabel.data.own.listing import guess
 from fewlabel.data.partition import Partition, Share, nothing
-from fewlabel.data.sets import Images
-from fewlabel.data.sites import TERMS, Pixels, Terms
-from fewlabel.errors import BadInput, FewLabelError, StorageError
+from fewlabel.data.site_files import TERMS, Pixels, Terms
+from fewlabel.deploy import site_log
+from fewlabel.engine.run import versions
+from fewlabel.engine.worker import Job, Worker, World
 from fewlabel.experiment import ROWS, Experiment, read, read_method
-from fewlabel.federation import ClientInfo, tasks
-from fewlabel.rng import preserved
-from fewlabel.runs import versions
-from fewlabel.strict import Natural
-from fewlabel.worker import Job, Worker, World
 
 MAX_ORDER = 1 << 20
 FRAMEWORK = {"pixels": "", "statistics": "", "evaluate": "test"}  # tasks that are no method's, and of what
@@ -87,13 +88,13 @@ class Place:
 def reply(config: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
     """A site's reply to the parts of a message: an upload, nothing, or why there is none; it never raises."""
     try:
-        place = strict.read(Place, config)
+        place = schema.read(Place, config)
         given = [part for name in ("order", "message", "statistics") if isinstance(part := parts.get(name), bytes)]
         about = subject(given[0] if given else b"")
-        audit.note(Path(place.state), "in", given, *about)
+        site_log.note(Path(place.state), "in", given, *about)
         made = attempt(place, parts)
         left = [part if isinstance(part, bytes) else part.encode() for part in made.values()]
-        audit.note(Path(place.state), "out", left, *about)
+        site_log.note(Path(place.state), "out", left, *about)
         return made
     except Exception as error:
         return failed(error)
@@ -142,7 +143,7 @@ def answer(place: Place, order: bytes, message: bytes, statistics: bytes | None)
     if wanted.kind == "pixels":
         return wire.pack(Pixels.of(world.dataset.splits["train"].images.pixels.numpy()))
     if wanted.kind == "evaluate" and not test:
-        raise Refused(f"this site has fewer than {evaluate.MINIMUM} images to test on")
+        raise Refused(f"this site has fewer than {metrics.MINIMUM} images to test on")
     directory = Path(place.state) / wanted.run
     directory.mkdir(parents=True, exist_ok=True)
     job = Job(str(directory), wanted.kind, wanted.task, place.client, wanted.round, wanted.call, wanted.checkpointed)
@@ -237,8 +238,8 @@ def site_world(place: Place, experiment: Experiment, terms: Terms) -> World:
 def testable(world: World) -> int:
     """How many images a site has to test on, if they are enough that their counts tell nothing of a single one."""
     split = world.dataset.splits.get("test")
-    count = 0 if split is None else int(evaluate.common(split.labels, len(world.dataset.classes)).sum())
-    return count if count >= evaluate.MINIMUM else 0
+    count = 0 if split is None else int(metrics.common(split.labels, len(world.dataset.classes)).sum())
+    return count if count >= metrics.MINIMUM else 0
 
 
 def images(path: Path, kind: str, experiment: Experiment, terms: Terms) -> dict[str, datasets.Split]:
@@ -275,7 +276,7 @@ def world(
 
 def load_terms(path: Path) -> Terms:
     """From what `fewlabel data split` wrote, or somebody by hand."""
-    return strict.read(Terms, table(path / TERMS))
+    return schema.read(Terms, table(path / TERMS))
 
 
 def table(path: Path) -> dict[str, Any]:

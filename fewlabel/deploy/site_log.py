@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from fewlabel.errors import BadInput, StorageError
+from fewlabel.core.errors import BadInput, StorageError
 
 FILE = "audit.jsonl"
 START = "0" * 64  # what the first line has before it

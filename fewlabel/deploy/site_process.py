@@ -23,14 +23,14 @@ def reply(config: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]
             return {"failed": "its resident is not there; start it again at the site"}
         except (OSError, EOFError):
             return {"failed": "its resident ended before it had answered; start it again at the site"}
-    from fewlabel import apart
+    from fewlabel.deploy import site as apart
 
     return apart.reply(config, parts)
 
 
 def reside(config: Mapping[str, Any], socket: Path) -> None:
     """Answers one message after the other, until the process is ended."""
-    from fewlabel import apart
+    from fewlabel.deploy import site as apart
 
     socket.unlink(missing_ok=True)
     os.umask(0o077)  # nobody else may connect, or read what is decoded here

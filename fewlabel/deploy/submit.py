@@ -12,26 +12,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fewlabel import programs, superlink, trust
-from fewlabel.errors import RunFailed
-from fewlabel.options import tell
+from fewlabel.cli.options import tell
+from fewlabel.core.errors import RunFailed
+from fewlabel.deploy import keys, processes, superlink
 
 FAILED = re.compile(r"client (\d+)(?: failed in '\w+' of round \d+)?: (.*)", re.S)
 
 
 def command(folder: Path, directory: Path) -> list[str]:
     """Flower's command that submits a run."""
-    from fewlabel.flower import write_app
+    from fewlabel.deploy.flower import write_app
 
     app = str(write_app(folder / "flower"))
     config = f"directory={json.dumps(str(directory))}"
-    return [str(programs.BIN / "flwr"), "run", app, superlink.HERE, "--run-config", config, "--format", "json"]
+    return [str(processes.BIN / "flwr"), "run", app, superlink.HERE, "--run-config", config, "--format", "json"]
 
 
 def follow(folder: Path, directory: Path, rounds: int) -> None:
     """Submits a run, and shows what it waits for, each round as it is written, and who gave no reply."""
-    from fewlabel.display import Rounds
-    from fewlabel.runs import read_rounds
+    from fewlabel.engine.run import read_rounds
+    from fewlabel.report.terminal import Rounds
 
     lines, summary, log = (directory / name for name in ("rounds.jsonl", "summary.json", "flower.log"))
     seen, former, missing = checkpointed(directory), identity(lines), Missing(folder)
@@ -39,9 +39,9 @@ def follow(folder: Path, directory: Path, rounds: int) -> None:
     (folder / "runs").mkdir(exist_ok=True)
     (folder / "runs" / number).write_text(str(directory.absolute()))
     tell("submitted; Flower starts it, which takes some seconds")
-    stream = [str(programs.BIN / "flwr"), "log", number, superlink.HERE, "--stream"]
+    stream = [str(processes.BIN / "flwr"), "log", number, superlink.HERE, "--stream"]
     with (
-        programs.interruptible(),
+        processes.interruptible(),
         log.open("ab") as told,
         log.open(errors="replace") as heard,
         Rounds(rounds, pace=0) as screen,
@@ -78,14 +78,14 @@ def follow(folder: Path, directory: Path, rounds: int) -> None:
             if not isinstance(error, KeyboardInterrupt) or not summary.exists():  # or it is over, and all is well
                 with suppress(RunFailed):
                     superlink.flwr(folder, "stop", number)
-                programs.end(folder, using=directory.resolve() / ".lock")  # or it would compute on, for nobody
+                processes.end(folder, using=directory.resolve() / ".lock")  # or it would compute on, for nobody
                 error.add_note(f"to go on: {again(folder, directory)}")
                 raise
         finally:
             watching.terminate()
             watching.wait()
     if not summary.exists():
-        why = reason(programs.read_from(log, began))
+        why = reason(processes.read_from(log, began))
         raise RunFailed(f"the run has ended: {why}; to go on: {again(folder, directory)}")
 
 
@@ -128,7 +128,7 @@ class Missing:
     """The sites that were asked and gave no reply that can be used."""
 
     def __init__(self, folder: Path) -> None:
-        self.names = {str(member.client): f" '{member.name}'" for member in trust.members(folder)}
+        self.names = {str(member.client): f" '{member.name}'" for member in keys.members(folder)}
         self.why: dict[str, str] = {}
 
     def news(self, line: Mapping[str, Any]) -> Iterator[str]:
@@ -152,4 +152,4 @@ def again(folder: Path, directory: Path) -> str:
 def reason(said: str) -> str:
     """FewLabel's own sentence in what a run said at its end, or else Flower's last word."""
     found = [line for line in said.splitlines() if line.startswith("fewlabel.")]
-    return found[-1].partition(": ")[2] if found else programs.last_word(said)
+    return found[-1].partition(": ")[2] if found else processes.last_word(said)

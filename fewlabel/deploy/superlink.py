@@ -10,8 +10,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fewlabel import programs, trust
-from fewlabel.errors import RunFailed
+from fewlabel.core.errors import RunFailed
+from fewlabel.deploy import keys, processes
 
 HERE = "here"  # Flower's name for the connection
 DATABASE = "link.db"
@@ -23,7 +23,7 @@ def command(folder: Path, host: str, port: int, insecure: bool) -> list[str]:
     files = {"--ssl-ca-certfile": "ca.pem", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
     secure = [word for flag, name in files.items() for word in (flag, str(folder / name))]
     return [
-        str(programs.BIN / "flower-superlink"),
+        str(processes.BIN / "flower-superlink"),
         *("--host", host, "--port", str(port)),
         *("--database", str(folder / DATABASE)),
         "--disable-runtime-dependency-installation",
@@ -35,7 +35,7 @@ def connect(folder: Path, host: str, port: int, insecure: bool) -> None:
     """Tells Flower's commands where the SuperLink is."""
     how = "insecure = true" if insecure else f"root-certificates = {json.dumps(str(folder / 'ca.pem'))}"
     (folder / "flower").mkdir(exist_ok=True)
-    trust.put(folder / "flower" / "config.toml", f'[superlink.{HERE}]\naddress = "{host}:{port}"\n{how}\n'.encode())
+    keys.put(folder / "flower" / "config.toml", f'[superlink.{HERE}]\naddress = "{host}:{port}"\n{how}\n'.encode())
 
 
 def connection(folder: Path) -> dict[str, Any]:
@@ -44,11 +44,11 @@ def connection(folder: Path) -> dict[str, Any]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, **programs.flower_environment(folder / "flower")}
+    return {**os.environ, **processes.flower_environment(folder / "flower")}
 
 
 def flwr(folder: Path, *arguments: str) -> dict[str, Any]:
-    return answered(folder, [str(programs.BIN / "flwr"), *arguments, HERE, "--format", "json"])
+    return answered(folder, [str(processes.BIN / "flwr"), *arguments, HERE, "--format", "json"])
 
 
 def answered(folder: Path, command: list[str]) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def answered(folder: Path, command: list[str]) -> dict[str, Any]:
 
 def register(folder: Path) -> None:
     """Makes the SuperLink's nodes the members: it learns the keys that it does not know, and forgets removed ones."""
-    there = trust.members(folder)
-    if not there + trust.removed(folder) or connection(folder).get("insecure"):
+    there = keys.members(folder)
+    if not there + keys.removed(folder) or connection(folder).get("insecure"):
         return
     for member in there:
         if member.key not in nodes(folder):
@@ -79,8 +79,8 @@ def register(folder: Path) -> None:
     known = nodes(folder)
     for member in there:
         if member.node != known[member.key].number:
-            trust.place_at(folder, member, known[member.key].number)
-    for member in trust.removed(folder):
+            keys.place_at(folder, member, known[member.key].number)
+    for member in keys.removed(folder):
         if (node := known.get(member.key)) and node.status != "unregistered":
             flwr(folder, "supernode", "unregister", str(node.number))
 
@@ -118,6 +118,6 @@ def nodes(folder: Path) -> dict[str, Node]:
             return {}
         raise RunFailed(f"Flower's file {folder / DATABASE} cannot be read: {error}") from None
     return {
-        trust.written(load_pem_public_key(key)): Node(number % 2**64, status, until or 0.0, beat or 0.0)  # type: ignore[arg-type]
+        keys.written(load_pem_public_key(key)): Node(number % 2**64, status, until or 0.0, beat or 0.0)  # type: ignore[arg-type]
         for key, number, status, until, beat in rows
     }

@@ -13,9 +13,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from fewlabel import wire
-from fewlabel.errors import StorageError
-from fewlabel.tree import Tree
+from fewlabel.core import wire
+from fewlabel.core.errors import StorageError
+from fewlabel.core.tree import Tree
 
 FORMAT = "1"
 S = TypeVar("S")

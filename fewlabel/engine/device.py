@@ -9,7 +9,7 @@ import os
 
 import torch
 
-from fewlabel.errors import BadInput
+from fewlabel.core.errors import BadInput
 
 PER_GPU = 2  # workers, so that one prepares while the other computes
 

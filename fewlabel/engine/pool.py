@@ -21,8 +21,8 @@ from typing import Any, cast
 
 import torch
 
-from fewlabel.errors import RunFailed
-from fewlabel.worker import Job, Outcome, Worker
+from fewlabel.core.errors import RunFailed
+from fewlabel.engine.worker import Job, Outcome, Worker
 
 HEADER = 1 << 16  # a job is a few hundred bytes
 

@@ -30,10 +30,12 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fewlabel import device, flower, runs
-from fewlabel.errors import BadInput, FewLabelError, RunFailed
+from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
+from fewlabel.deploy import flower
+from fewlabel.engine import device
+from fewlabel.engine import run as runs
+from fewlabel.engine.worker import SERVER_ID, Job, Outcome, Serial, Worker
 from fewlabel.experiment import Experiment, load
-from fewlabel.worker import SERVER_ID, Job, Outcome, Serial, Worker
 
 POLL = 0.01  # seconds between two looks for replies
 FOREVER = 1e7  # seconds that a message may take

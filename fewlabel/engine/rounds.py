@@ -12,12 +12,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fewlabel import evaluate, tree, wire
-from fewlabel.errors import FewLabelError, RunFailed
-from fewlabel.federation import ClientError, ClientInfo, Reply, Site, Task, TooFewReplies, accept, task_of
-from fewlabel.rng import Rng
-from fewlabel.tree import Tree
-from fewlabel.worker import SERVER_ID, Job, Outcome, Serial, Weights, World
+from fewlabel.core import metrics as evaluate
+from fewlabel.core import tree, wire
+from fewlabel.core.errors import FewLabelError, RunFailed
+from fewlabel.core.federation import ClientError, ClientInfo, Reply, Site, Task, TooFewReplies, accept, task_of
+from fewlabel.core.rng import Rng
+from fewlabel.core.tree import Tree
+from fewlabel.engine.worker import SERVER_ID, Job, Outcome, Serial, Weights, World
 
 NOTHING = object()
 RESERVED = {"round", "seconds", "bytes_up", "bytes_down", "model_bytes", "asked", "replies", "local_accuracy"}

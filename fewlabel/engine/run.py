@@ -18,18 +18,19 @@ from typing import Any
 import torch
 from safetensors.torch import save as to_safetensors
 
-from fewlabel import checkpoint, device, tree
-from fewlabel.checkpoint import Checkpoints, Saved
+from fewlabel.core import tree
+from fewlabel.core.errors import BadInput, FewLabelError, RunFailed, StorageError
+from fewlabel.core.federation import ClientError, state_kind, train
+from fewlabel.core.rng import Rng
 from fewlabel.data import partition
 from fewlabel.data.datasets import Dataset
-from fewlabel.errors import BadInput, FewLabelError, RunFailed, StorageError
+from fewlabel.engine import checkpoint, device
+from fewlabel.engine.checkpoint import Checkpoints, Saved
+from fewlabel.engine.pool import Pool
+from fewlabel.engine.rounds import Executor, Simulation
+from fewlabel.engine.worker import Serial, World, dataset_of
 from fewlabel.experiment import Experiment, dumps, load, unknown
-from fewlabel.federation import ClientError, state_kind, train
-from fewlabel.pool import Pool
-from fewlabel.predictions import Card
-from fewlabel.rng import Rng
-from fewlabel.simulate import Executor, Simulation
-from fewlabel.worker import Serial, World, dataset_of
+from fewlabel.inference.predict import Card
 
 SCHEMA = 1  # of summary.json
 BACKENDS = ("simulator", "flower-ray")
@@ -123,9 +124,9 @@ def execute(
         return summary(directory)
     check_backend(backend)
     if backend == "flower-ray":
-        from fewlabel import cluster
+        from fewlabel.engine import ray
 
-        return cluster.execute(directory, workers=workers, watch=watch, stop=stop)
+        return ray.execute(directory, workers=workers, watch=watch, stop=stop)
     with ExitStack() as stack:
         experiment = load(directory / "experiment.toml")
         device.of(experiment.device)

@@ -14,11 +14,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from fewlabel import strict
-from fewlabel.errors import BadInput, FewLabelError, RunFailed
+from fewlabel.core import schema
+from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
+from fewlabel.engine.pool import end_with
+from fewlabel.engine.run import Interrupted, execute, prepare
 from fewlabel.experiment import Experiment, dumps, load, read
-from fewlabel.pool import end_with
-from fewlabel.runs import Interrupted, execute, prepare
 
 # Is shown each run's lines, and at its end {"done": true} or {"failed": …}.
 Watch = Callable[[Path, dict[str, Any]], None]
@@ -36,7 +36,7 @@ def grid(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], changes: Se
             if key == "method":
                 table["method"] = value if isinstance(value, dict) else {"name": value}
             else:
-                strict.assign(table, key, value)
+                schema.assign(table, key, value)
         try:
             experiments.append(read(table, changes))
         except BadInput as error:

@@ -15,17 +15,19 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fewlabel import device, evaluate, models, tree, wire
-from fewlabel.checkpoint import ClientStates
+from fewlabel import networks
+from fewlabel.core import metrics, tree, wire
+from fewlabel.core.errors import FewLabelError, StorageError
+from fewlabel.core.federation import ClientInfo, Site, batch_statistics, perform, tasks
+from fewlabel.core.images import Labeled, Tally, Unlabeled
+from fewlabel.core.rng import Rng, preserved
+from fewlabel.core.tree import Tree
 from fewlabel.data import datasets
-from fewlabel.data.own import TABLES
+from fewlabel.data.own.read import TABLES
 from fewlabel.data.partition import Partition, Share
-from fewlabel.data.sets import Labeled, Tally, Unlabeled
-from fewlabel.errors import FewLabelError, StorageError
+from fewlabel.engine import device
+from fewlabel.engine.checkpoint import ClientStates
 from fewlabel.experiment import Experiment, load
-from fewlabel.federation import ClientInfo, Site, batch_statistics, perform, tasks
-from fewlabel.rng import Rng, preserved
-from fewlabel.tree import Tree
 
 EVALUATION_BATCH = 500  # fixed: the bits of a sum depend on how images are batched
 SERVER_ID = -1
@@ -99,7 +101,7 @@ class World:
     def network(self, rng: Rng, pretrained: bool = False) -> torch.nn.Module:
         net = self.experiment.model
         with rng.scope():
-            return models.build(
+            return networks.build(
                 net.name,
                 self.dataset.channels,
                 len(self.dataset.classes),
@@ -182,7 +184,7 @@ def dataset_of(experiment: Experiment, fresh: bool = False) -> datasets.Dataset:
 
 
 def image_size(experiment: Experiment) -> int:
-    return experiment.data.image_size or models.image_size(experiment.model.name)
+    return experiment.data.image_size or networks.image_size(experiment.model.name)
 
 
 @cache
@@ -272,14 +274,14 @@ class Worker:
             outside["local_accuracy"] = self.accuracy(site.scored[0])
         return outside
 
-    def audit(self, where: Tensor, index: Tensor, pseudo_label: Tensor) -> evaluate.Audit:
+    def audit(self, where: Tensor, index: Tensor, pseudo_label: Tensor) -> metrics.Audit:
         """Pseudo-labels against the labels that the site does not have."""
         truth, classes = self.world.dataset.splits["train"].labels[where], len(self.world.dataset.classes)
         known, right = truth[index] >= 0, truth[index] == pseudo_label
         used, judged, correct = (
             torch.bincount(some, minlength=classes) for some in (pseudo_label, pseudo_label[known], pseudo_label[right])
         )
-        return evaluate.Audit(len(where), used, judged, correct)
+        return metrics.Audit(len(where), used, judged, correct)
 
     def accuracy(self, weights: Tree) -> float:
         """Of a local model on the test set."""
@@ -300,10 +302,10 @@ class Worker:
         self.model.load_state_dict(tree.untrained(self.model) | weights)
         if tree.statistics(tree.of(self.model)).keys() - weights.keys():
             batch_statistics(self.model, batches())
-        scores = evaluate.predict(self.model, batches())
+        scores = metrics.predict(self.model, batches())
         if job.client != SERVER_ID:  # a site's own test images, of which counts alone may leave it
-            return Outcome(wire.pack(evaluate.shared(scores, images.y)), {})
-        return Outcome(None, evaluate.measure(scores, images.y))
+            return Outcome(wire.pack(metrics.shared(scores, images.y)), {})
+        return Outcome(None, metrics.measure(scores, images.y))
 
     def statistics(self, job: Job, weights: Tree, rng: Rng) -> Outcome:
         """A client's own BatchNorm statistics under these weights, over all of its images."""

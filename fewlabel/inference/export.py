@@ -14,17 +14,17 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fewlabel import checkpoint
-from fewlabel.data import own
-from fewlabel.data.listing import counted
+from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.data.own import read
+from fewlabel.data.own.listing import counted
 from fewlabel.data.partition import Partition
 from fewlabel.data.splits import DRAWN, SPLITS
-from fewlabel.display import leaves
-from fewlabel.errors import BadInput, StorageError
+from fewlabel.engine import checkpoint
 from fewlabel.experiment import Data, plain_method
-from fewlabel.predictions import FILE, Card, Model, stored
-from fewlabel.results import METRICS, Result
-from fewlabel.tables import Table, percent
+from fewlabel.inference.predict import FILE, Card, Model, stored
+from fewlabel.report.results import METRICS, Result
+from fewlabel.report.tables import Table, percent
+from fewlabel.report.terminal import leaves
 
 ONNX = "model.onnx"
 CARD = "MODEL_CARD.md"
@@ -237,10 +237,10 @@ def split_of(data: Data) -> str:
     """How it was decided which images train, validate and test."""
     split: str = data.split
     if split == "published":
-        if data.name not in own.KINDS:
+        if data.name not in read.KINDS:
             return f"split `{split}`, or where none is published `{DRAWN}`"
         try:
-            if own.find(data.name, data.path, data.columns).splits:
+            if read.find(data.name, data.path, data.columns).splits:
                 return "with the split that it came with"
         except BadInput:
             return "with the split that it came with, or else a drawn one"  # it is no longer there to be asked

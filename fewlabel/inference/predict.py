@@ -16,20 +16,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from fewlabel import evaluate, models, tree
+from fewlabel import networks
+from fewlabel.core import metrics, tree
+from fewlabel.core.errors import BadInput, FewLabelError, StorageError
+from fewlabel.core.federation import batch_statistics
+from fewlabel.core.images import Images
+from fewlabel.core.rng import Rng
+from fewlabel.core.tree import Tree
 from fewlabel.data import pictures
 from fewlabel.data.datasets import Dataset, recolour, resize
-from fewlabel.data.layouts import files_below, is_image
-from fewlabel.data.listing import counted
+from fewlabel.data.own.layouts import files_below, is_image
+from fewlabel.data.own.listing import counted
 from fewlabel.data.pictures import Unreadable
-from fewlabel.data.published import npz_images
+from fewlabel.data.published.readers import npz_images
 from fewlabel.data.raw import Scale
-from fewlabel.data.sets import Images
-from fewlabel.errors import BadInput, FewLabelError, StorageError
 from fewlabel.experiment import Experiment
-from fewlabel.federation import batch_statistics
-from fewlabel.rng import Rng
-from fewlabel.tree import Tree
 
 UNSURE_BELOW = 0.8
 BATCH = 64
@@ -73,7 +74,7 @@ class Model(NamedTuple):
         """The model in the directory of a run, or of what was exported; or such a file itself."""
         card, weights = stored(run)
         with Rng("scratch").scope():
-            network = models.build(
+            network = networks.build(
                 in_channels=card.channels, num_classes=len(card.classes), image_size=card.image_size, **card.network
             )
         try:
@@ -106,7 +107,7 @@ def stored(run: Path) -> tuple[Card, Tree]:
 
 def why_none(run: Path) -> str:
     """A sentence for a run without a model."""
-    from fewlabel.results import Result
+    from fewlabel.report.results import Result
 
     if not run.exists():
         return f"there is no {run}; give the directory of a run"
@@ -247,7 +248,7 @@ class Predictions:
 
     def csv(self, path: Path | str) -> Path:
         """Writes a row for each image, with a column for each class."""
-        from fewlabel import checkpoint
+        from fewlabel.engine import checkpoint
 
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -278,7 +279,7 @@ def predict(
             f"BatchNorm's statistics stayed at the sites (model.buffers = 'local'): those of these {len(seen.names)} "
             "images are used, so give many of one site at a time"
         )
-    found = evaluate.predict(model.network, some_of(reader))
+    found = metrics.predict(model.network, some_of(reader))
     if not found.isfinite().all():
         raise BadInput(f"the model in {run} has diverged: its probabilities are no numbers")
     if reader.recoloured:

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fewlabel import tree
-from fewlabel.tree import Tree
+from fewlabel.core import tree
+from fewlabel.core.tree import Tree
 
 Distance = Literal["joined", "summed"]
 

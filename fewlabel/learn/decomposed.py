@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from fewlabel import tree
-from fewlabel.learn.borrowed import Borrowed
+from fewlabel.core import tree
+from fewlabel.core.tree import Tree
+from fewlabel.learn.functional import Borrowed
 from fewlabel.learn.loop import SGD, Adam, Local, Optimizer, fit
 from fewlabel.learn.sparse import Packed, unpack
-from fewlabel.models.parts import Network
-from fewlabel.tree import Tree
+from fewlabel.networks.parts import Network
 
 
 class Decomposed:

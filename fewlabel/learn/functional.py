@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from fewlabel.tree import Tree
+from fewlabel.core.tree import Tree
 
 
 class Borrowed:

@@ -8,10 +8,10 @@ from typing import Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fewlabel import tree
-from fewlabel.data.sets import Labeled, Unlabeled, cut
-from fewlabel.strict import Count, NonNegative, Positive, Share
-from fewlabel.tree import Tree
+from fewlabel.core import tree
+from fewlabel.core.images import Labeled, Unlabeled, cut
+from fewlabel.core.schema import Count, NonNegative, Positive, Share
+from fewlabel.core.tree import Tree
 
 B = TypeVar("B")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fewlabel.data.sets import Labeled
+from fewlabel.core.images import Labeled
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fewlabel.models.parts import Network
+from fewlabel.networks.parts import Network
 
 
 def class_sums(outputs: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from fewlabel import tree
-from fewlabel.tree import Tree
+from fewlabel.core import tree
+from fewlabel.core.tree import Tree
 
 
 def blend(old: Tree, new: Tree, share: float) -> Tree:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fewlabel.tree import Tree
+from fewlabel.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fewlabel import tree
-from fewlabel.data.sets import Labeled, Unlabeled
-from fewlabel.learn.borrowed import Borrowed
+from fewlabel.core import tree
+from fewlabel.core.images import Labeled, Unlabeled
+from fewlabel.core.schema import NonNegative, Positive, Share
+from fewlabel.core.tree import Tree
+from fewlabel.learn.functional import Borrowed
 from fewlabel.learn.loop import Local, Optimizer, fit, paired
-from fewlabel.strict import NonNegative, Positive, Share
-from fewlabel.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fewlabel.data.sets import Unlabeled
+from fewlabel.core.images import Unlabeled
 
 
 @torch.no_grad()

@@ -28,16 +28,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fewlabel import tree
-from fewlabel.data.sets import Labeled, Unlabeled
-from fewlabel.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Site, broadcast, on_client
+from fewlabel.core import tree
+from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Site, broadcast, on_client
+from fewlabel.core.images import Labeled, Unlabeled
+from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
+from fewlabel.core.tree import Tree
 from fewlabel.learn import residual
 from fewlabel.learn.consensus import average
-from fewlabel.learn.labeling import class_shares, predict, select, thresholds
 from fewlabel.learn.loop import Local, Optimizer, fit, memory_of, optimizer, paired
 from fewlabel.learn.teacher import Memory
-from fewlabel.strict import Count, Natural, NonNegative, Positive, Share
-from fewlabel.tree import Tree
+from fewlabel.learn.thresholds import class_shares, predict, select, thresholds
 
 
 @dataclass(frozen=True)

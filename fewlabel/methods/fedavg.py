@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fewlabel import tree
-from fewlabel.errors import BadInput
-from fewlabel.federation import (
+from fewlabel.core import tree
+from fewlabel.core.errors import BadInput
+from fewlabel.core.federation import (
     EVERY_CLIENT,
     SERVER,
     SOME_CLIENTS,
@@ -37,12 +37,12 @@ from fewlabel.federation import (
     on_client,
     on_server,
 )
+from fewlabel.core.schema import Count, NonNegative, Positive, Share
+from fewlabel.core.tree import Tree
 from fewlabel.learn.agreement import annealed, confident, fixmatch, uda
 from fewlabel.learn.loop import Local, fit, optimizer, paired, steps
 from fewlabel.learn.losses import proximal
-from fewlabel.learn.rate import Rate, Score, fallen, score
-from fewlabel.strict import Count, NonNegative, Positive, Share
-from fewlabel.tree import Tree
+from fewlabel.learn.plateau import Rate, Score, fallen, score
 
 
 @dataclass(frozen=True)

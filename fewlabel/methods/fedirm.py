@@ -26,15 +26,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fewlabel import tree
-from fewlabel.data.sets import Labeled, Unlabeled
-from fewlabel.federation import SOME_CLIENTS, Federation, Site, broadcast, on_client
+from fewlabel.core import tree
+from fewlabel.core.federation import SOME_CLIENTS, Federation, Site, broadcast, on_client
+from fewlabel.core.images import Labeled, Unlabeled
+from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
+from fewlabel.core.tree import Tree
 from fewlabel.learn.consensus import average
 from fewlabel.learn.loop import Local, Optimizer, fit, memory_of, optimizer
 from fewlabel.learn.relation import class_sums, entropy, matching, ramp, relation, with_dropout
 from fewlabel.learn.teacher import MeanTeacher, Memory, Teacher, consistency
-from fewlabel.strict import Count, Natural, NonNegative, Positive, Share
-from fewlabel.tree import Tree
 
 
 @dataclass(frozen=True)

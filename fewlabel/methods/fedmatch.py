@@ -26,16 +26,16 @@ from functools import partial
 from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
 
-from fewlabel import tree
-from fewlabel.errors import BadInput
-from fewlabel.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Model, Site, on_client, on_server
+from fewlabel.core import tree
+from fewlabel.core.errors import BadInput
+from fewlabel.core.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Model, Site, on_client, on_server
+from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
+from fewlabel.core.tree import Tree
 from fewlabel.learn.agreement import agreed, confident, fixmatch, inter_client
 from fewlabel.learn.decomposed import Decomposed, average, floats, frozen, shares, summed, together, traffic, zeros
 from fewlabel.learn.loop import Local, paired
-from fewlabel.learn.rate import Rate, Score, fallen, score
+from fewlabel.learn.plateau import Rate, Score, fallen, score
 from fewlabel.learn.sparse import Packed, pack, placed, trimmed, unpack
-from fewlabel.strict import Count, Natural, NonNegative, Positive, Share
-from fewlabel.tree import Tree
 
 Trees = list[Tree]
 Batch = tuple[Tensor, ...]

@@ -29,15 +29,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fewlabel.federation import Model, Site, on_server
+from fewlabel.core.federation import Model, Site, on_server
+from fewlabel.core.rng import Rng
+from fewlabel.core.schema import Count, NonNegative
 from fewlabel.learn.agreement import agreed, confident, inter_client
 from fewlabel.learn.decomposed import Decomposed, frozen, summed
 from fewlabel.learn.loop import Local, steps
-from fewlabel.learn.rate import Score
+from fewlabel.learn.plateau import Score
 from fewlabel.learn.sparse import Packed, pack, unpack
 from fewlabel.methods.fedmatch import Batch, FedMatch, Helper, State, Trees
-from fewlabel.rng import Rng
-from fewlabel.strict import Count, NonNegative
 
 
 @dataclass(frozen=True)

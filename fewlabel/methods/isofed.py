@@ -16,14 +16,14 @@ need each client's weights one by one, so that one sum alone would not do.
 from dataclasses import dataclass
 from typing import Literal
 
-from fewlabel import tree
-from fewlabel.federation import SOME_CLIENTS, ClientInfo, Federation, Model, Site, broadcast, on_client
+from fewlabel.core import tree
+from fewlabel.core.federation import SOME_CLIENTS, ClientInfo, Federation, Model, Site, broadcast, on_client
+from fewlabel.core.schema import Natural, NonNegative
+from fewlabel.core.tree import Tree
 from fewlabel.learn.consensus import by_distance
 from fewlabel.learn.loop import Local, fit, optimizer
 from fewlabel.learn.losses import information
 from fewlabel.learn.teacher import MeanTeacher, Teacher, train
-from fewlabel.strict import Natural, NonNegative
-from fewlabel.tree import Tree
 
 
 @dataclass(frozen=True)

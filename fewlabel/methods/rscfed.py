@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from fewlabel import tree
-from fewlabel.federation import (
+from fewlabel.core import tree
+from fewlabel.core.federation import (
     EVERY_CLIENT,
     SOME_CLIENTS,
     ClientInfo,
@@ -32,11 +32,11 @@ from fewlabel.federation import (
     broadcast,
     on_client,
 )
+from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
+from fewlabel.core.tree import Tree
 from fewlabel.learn.consensus import Distance, by_distance, favour
 from fewlabel.learn.loop import Local, memory_of, optimizer
 from fewlabel.learn.teacher import MeanTeacher, Memory, Teacher, train
-from fewlabel.strict import Count, Natural, NonNegative, Positive, Share
-from fewlabel.tree import Tree
 
 
 @dataclass(frozen=True)

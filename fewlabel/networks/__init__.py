@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from fewlabel.errors import BadInput
-from fewlabel.models import papers, vision
-from fewlabel.models.parts import Network, group_norm, replace
+from fewlabel.core.errors import BadInput
+from fewlabel.networks import papers, vision
+from fewlabel.networks.parts import Network, group_norm, replace
 
 __all__ = ["MODELS", "Entry", "Network", "build", "image_size"]
 

@@ -13,7 +13,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from fewlabel.models.parts import HalfPool, Network, PooledConv, head, rscfed_head, variance_scaling
+from fewlabel.networks.parts import HalfPool, Network, PooledConv, head, rscfed_head, variance_scaling
 
 
 def simple_cnn(in_channels: int, num_classes: int, image_size: int, *, dropout: float = 0.0) -> Network:

@@ -19,8 +19,8 @@ from urllib.request import Request, urlopen
 import torch
 from torch import Tensor, nn
 
-from fewlabel.errors import BadInput, StorageError
-from fewlabel.models.parts import Network, head, replace, rscfed_head
+from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.networks.parts import Network, head, replace, rscfed_head
 
 # torch.hub waits for ever; whoever is offline should hear of it at once.
 CONNECT_SECONDS = 10

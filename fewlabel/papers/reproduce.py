@@ -3,7 +3,7 @@
 `papers/NAME.toml` is one table or figure: what all of its experiments share (`experiment`), what some of them share
 (`groups`), and its `rows`. A row names the groups that it `use`s, in their order, and has settings of its own, which
 win; `paper` holds what is printed there in percent, with the standard deviation where there is one, by the names of
-`fewlabel.evaluate`. A `note`, of the table, of a group or of a row, tells what is not the paper's.
+`fewlabel.core.metrics`. A `note`, of the table, of a group or of a row, tells what is not the paper's.
 
 Where a table has `cells`, every row stands in each of them, as CELL/ROW; a cell's `paper` and `passes` are by row.
 `tuned` names a file beside the table's whose `rows` have the settings that validation chose; a row may say by `tuned`
@@ -20,18 +20,18 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewlabel.errors import BadInput, FewLabelError
+from fewlabel.core.errors import BadInput, FewLabelError
 from fewlabel.experiment import Experiment, dumps, overlay, read, unknown
-from fewlabel.figures import ABOUT, left_out, plots
-from fewlabel.pages import again, versions
-from fewlabel.report import write_page
-from fewlabel.results import METRICS, Result, Row
-from fewlabel.tables import Spread, Table
+from fewlabel.report.page import again, versions
+from fewlabel.report.plots import ABOUT, left_out, plots
+from fewlabel.report.results import METRICS, Result, Row
+from fewlabel.report.style import write_page
+from fewlabel.report.tables import Spread, Table
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-FOLDER = Path(__file__).parent / "papers"  # inside the package, so that a clone and a wheel both have it
+FOLDER = Path(__file__).parent  # inside the package, so that a clone and a wheel both have it
 WORDS = {
     **METRICS,
     "binary_accuracy": "accuracy, binary",
@@ -69,7 +69,7 @@ class Work:
     def given(self, experiment: Experiment) -> Experiment:
         """The experiment with the rounds that come nearest."""
         from fewlabel.data import partition
-        from fewlabel.worker import dataset_of
+        from fewlabel.engine.worker import dataset_of
 
         dealt = partition.of(dataset_of(experiment), experiment)
         labeled = len(dealt.server) + sum(len(share.labeled) for share in dealt.shares)
@@ -210,7 +210,8 @@ def chosen(name: str) -> list[PaperTable]:
 
 def lacking(data: str) -> str:
     """What it takes to have a data set on this machine; nothing if it is here."""
-    from fewlabel.data import datasets, files
+    from fewlabel.data import datasets
+    from fewlabel.data.published import files
 
     source = datasets.source(data)
     try:
@@ -289,7 +290,7 @@ def plan(
     seeds: Sequence[int] | None = None,
 ) -> list[Attempt]:
     """Lays out the runs of these rows below `root`, where equal experiments of several tables are one run."""
-    from fewlabel.sweep import place
+    from fewlabel.engine.sweep import place
 
     every = [(row, wanted(row, changes, rounds, seeds)) for row in rows]  # all are read before the first is laid out
     return [
@@ -300,7 +301,7 @@ def plan(
 
 def obstacle(row: PaperRow, experiments: Sequence[Experiment], root: Path) -> str:
     """Why a row cannot run, if it cannot; else its runs are laid out."""
-    from fewlabel.sweep import lay_out, place
+    from fewlabel.engine.sweep import lay_out, place
 
     one = experiments[0]
     if (warmup := getattr(one.method, "warmup", 0)) >= one.rounds:

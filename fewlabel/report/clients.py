@@ -10,9 +10,9 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.data.labels import Index, known
 from fewlabel.data.partition import Partition
-from fewlabel.errors import BadInput, StorageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,11 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewlabel import strict
-from fewlabel.errors import BadInput
+from fewlabel.core import schema
+from fewlabel.core.errors import BadInput
 from fewlabel.experiment import ROWS, Experiment, dumps
-from fewlabel.results import CEILING, FLOOR, Result, Row
-from fewlabel.tables import Spread, Table, megabytes, percent, seconds
+from fewlabel.report.results import CEILING, FLOOR, Result, Row
+from fewlabel.report.tables import Spread, Table, megabytes, percent, seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -347,13 +347,13 @@ class Comparison:
 
     def plot(self, path: Path | str | None = None) -> "Figure":
         """Accuracy on test over the rounds: the mean over seeds, one standard deviation around it as a band."""
-        from fewlabel import figures
+        from fewlabel.report import plots
 
-        return figures.saved(figures.curves(self.rows, figures.test("accuracy"), "test accuracy, %"), path)
+        return plots.saved(plots.curves(self.rows, plots.test("accuracy"), "test accuracy, %"), path)
 
     def report(self, path: Path | str) -> Path:
         """One self-contained page: tables, plots, and what it takes to do it all again."""
-        from fewlabel.pages import page_of_many
+        from fewlabel.report.page import page_of_many
 
         return page_of_many(self, Path(path))
 
@@ -410,7 +410,7 @@ def walk(table: Mapping[str, Any], join: str = ".", above: str = "") -> Iterator
 
 def flat(experiment: Experiment) -> dict[str, Any]:
     """All settings by their dotted names, without the seed."""
-    return {key: value for key, value in walk(strict.plain(experiment)) if key != "seed"}
+    return {key: value for key, value in walk(schema.plain(experiment)) if key != "seed"}
 
 
 def differing(tables: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -6,19 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fewlabel import figures
 from fewlabel.experiment import dumps
-from fewlabel.report import write_page
-from fewlabel.results import Result, Row
+from fewlabel.report import plots
+from fewlabel.report.results import Result, Row
+from fewlabel.report.style import write_page
 
 if TYPE_CHECKING:
-    from fewlabel.comparison import Comparison
+    from fewlabel.report.comparison import Comparison
 
 
 def page_of_run(result: Result, path: Path) -> Path:
     row, table = Row(result.name, (result,)), result.table()
-    about = figures.ABOUT | {"Over the rounds": "On images that nobody trains on; those to validate choose a round."}
-    write_page(path, table.title, table.html(), figures.plots({"": [row]}), again([row]), versions([row]), about)
+    about = plots.ABOUT | {"Over the rounds": "On images that nobody trains on; those to validate choose a round."}
+    write_page(path, table.title, table.html(), plots.plots({"": [row]}), again([row]), versions([row]), about)
     return path
 
 
@@ -31,8 +31,8 @@ def page_of_many(comparison: "Comparison", path: Path) -> Path:
     }
     title = f"{len({row.name for row in rows})} methods on {data}"
     tables = "".join(table.html() for table in comparison.tables())
-    drawn = figures.plots(groups)
-    write_page(path, title, tables + figures.left_out(groups), drawn, again(rows), versions(rows), figures.ABOUT)
+    drawn = plots.plots(groups)
+    write_page(path, title, tables + plots.left_out(groups), drawn, again(rows), versions(rows), plots.ABOUT)
     return path
 
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fewlabel.report import COLORS, GREY, WIDE, Drawing, draw, empty_plot, finish_plot, saved
-from fewlabel.results import CEILING, FLOOR, METRICS, Line, Result, Row
-from fewlabel.tables import Spread, megabytes, percent, seconds
+from fewlabel.report.results import CEILING, FLOOR, METRICS, Line, Result, Row
+from fewlabel.report.style import COLORS, GREY, WIDE, Drawing, draw, empty_plot, finish_plot, saved
+from fewlabel.report.tables import Spread, megabytes, percent, seconds
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewlabel.errors import BadInput, StorageError
+from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.experiment import ROWS, Experiment, load
-from fewlabel.tables import Spread, Table, megabytes, percent, seconds
+from fewlabel.report.tables import Spread, Table, megabytes, percent, seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +37,7 @@ class Result:
     """One run, finished or not, as its directory tells it."""
 
     def __init__(self, directory: Path | str) -> None:
-        from fewlabel.runs import read_rounds, summary
+        from fewlabel.engine.run import read_rounds, summary
 
         self.directory = Path(directory)
         if not (self.directory / "experiment.toml").is_file():
@@ -65,19 +65,19 @@ class Result:
 
     @cached_property
     def last(self) -> dict[str, Any] | None:
-        from fewlabel.runs import last_measured
+        from fewlabel.engine.run import last_measured
 
         return last_measured(self.rounds)
 
     @cached_property
     def chosen(self) -> dict[str, Any] | None:
-        from fewlabel.runs import chosen_on_validation
+        from fewlabel.engine.run import chosen_on_validation
 
         return chosen_on_validation(self.rounds)
 
     def spent(self, until: int | None = None) -> dict[str, float]:
         """What the rounds cost, up to and including one of them, and how that compares with FedAvg's bytes."""
-        from fewlabel.runs import spent
+        from fewlabel.engine.run import spent
 
         return spent([line for line in self.rounds if until is None or line["round"] <= until])
 
@@ -139,19 +139,19 @@ class Result:
 
     def plot(self, path: Path | str | None = None) -> "Figure":
         """Accuracy and AUC over the rounds, on test and on validation, and the round that validation chose."""
-        from fewlabel import figures
+        from fewlabel.report import plots as figures
 
         return figures.saved(figures.course(self, "accuracy", "auc"), path)
 
     def report(self, path: Path | str | None = None) -> Path:
         """One self-contained page about this run; by default report.html in its directory."""
-        from fewlabel.pages import page_of_run
+        from fewlabel.report.page import page_of_run
 
         return page_of_run(self, Path(path or self.directory / "report.html"))
 
     def plot_relations(self, path: Path | str | None = None) -> "Figure":
         """FedIRM's relations among classes, at labeled and at unlabeled clients, and how far they differ."""
-        from fewlabel import figures
+        from fewlabel.report import plots as figures
 
         if not (figure := figures.relations(self)):
             raise BadInput(f"{self.directory} has no relations among classes; FedIRM's runs have them")

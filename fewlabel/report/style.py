@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewlabel.errors import BadInput, StorageError
+from fewlabel.core.errors import BadInput, StorageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -184,7 +184,7 @@ def figure_of(drawing: Drawing) -> str:
 
 
 def save(path: Path, data: bytes) -> None:
-    from fewlabel.checkpoint import write
+    from fewlabel.engine.checkpoint import write
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

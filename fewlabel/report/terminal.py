@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 
 if TYPE_CHECKING:
-    from fewlabel.comparison import Comparison
-    from fewlabel.results import Result
+    from fewlabel.report.comparison import Comparison
+    from fewlabel.report.results import Result
 
 
 class Screen:
@@ -137,7 +137,7 @@ def known(what: str, method: str = "") -> list[dict[str, Any]]:
 
         abouts = {name: source.about for name, source in DATASETS.items()}
     elif what == "models":
-        from fewlabel.models import MODELS
+        from fewlabel.networks import MODELS
 
         abouts = {name: entry.about for name, entry in MODELS.items()}
     elif what == "settings":
@@ -155,8 +155,8 @@ def known(what: str, method: str = "") -> list[dict[str, Any]]:
 
 def settings_of(method: str = "") -> list[dict[str, Any]]:
     """All settings of an experiment with its usual method, or those of one method."""
+    from fewlabel.core.schema import settings
     from fewlabel.experiment import ROWS, Experiment, Stream, read_method
-    from fewlabel.strict import settings
 
     usual = Experiment(stream=Stream())  # whose own settings have defaults where there is one
     chosen = read_method(ROWS[method][0] if method in ROWS else method) if method else usual.method
@@ -222,7 +222,7 @@ def show_list(rows: Sequence[Mapping[str, Any]], form: str) -> None:
 
 def show_result(found: "Result | Comparison", form: str, page: Path | None = None) -> None:
     """What came out, and the page about it if one was written."""
-    from fewlabel.comparison import Comparison
+    from fewlabel.report.comparison import Comparison
 
     if form == "json":
         return print(json.dumps(document(found) | ({"report": str(page)} if page else {}), indent=1))
@@ -240,7 +240,7 @@ def show_result(found: "Result | Comparison", form: str, page: Path | None = Non
 
 def document(found: "Result | Comparison") -> dict[str, Any]:
     """A comparison, or a run, finished or not, for programs to read."""
-    from fewlabel.comparison import Comparison
+    from fewlabel.report.comparison import Comparison
 
     if isinstance(found, Comparison):
         return {"rows": found.to_json()}

@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from fewlabel.errors import BadInput
-from fewlabel.options import tell, words
+from fewlabel.cli.options import tell, words
+from fewlabel.core.errors import BadInput
 
 NEEDED = {"tensorboard": ("tensorboard",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
 AT_ONCE = 1000  # metrics that MLflow takes in a batch, and more than parameters: 100
@@ -103,10 +103,10 @@ class Tracks:
 
     def _begin(self, tracker: Tracker, directory: Path, until: int | None = None) -> None:
         """From the first round on; lines that a run in another process wrote meanwhile are still to come."""
-        from fewlabel.comparison import walk
+        from fewlabel.core.schema import plain
+        from fewlabel.engine.run import read_rounds
         from fewlabel.experiment import load
-        from fewlabel.runs import read_rounds
-        from fewlabel.strict import plain
+        from fewlabel.report.comparison import walk
 
         tracker.begin(directory, dict(walk(plain(load(directory / "experiment.toml")))))
         for line in read_rounds(directory):

@@ -21,12 +21,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fewlabel.comparison import runs_in
-from fewlabel.display import size, span
-from fewlabel.errors import RunFailed
-from fewlabel.figures import Pick, pseudo, test
-from fewlabel.results import METRICS, Result
-from fewlabel.tables import percent
+from fewlabel.core.errors import RunFailed
+from fewlabel.report.comparison import runs_in
+from fewlabel.report.plots import Pick, pseudo, test
+from fewlabel.report.results import METRICS, Result
+from fewlabel.report.tables import percent
+from fewlabel.report.terminal import size, span
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 RECENT = 10  # rounds, by which the time of those to come is judged

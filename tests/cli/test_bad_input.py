@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fewlabel import checkpoint
-from fewlabel.checkpoint import Checkpoints
-from fewlabel.cli import main
+from fewlabel.cli.main import main
+from fewlabel.core.federation import state_kind
+from fewlabel.engine import checkpoint
+from fewlabel.engine.checkpoint import Checkpoints
+from fewlabel.engine.run import Interrupted, execute, prepare
 from fewlabel.experiment import read
-from fewlabel.federation import state_kind
 from fewlabel.methods.fedavg import FedAvg
-from fewlabel.runs import Interrupted, execute, prepare
 from tests.conftest import SMALL
 
 SETTINGS = [word for change in SMALL for word in ("--set", change)]
@@ -270,7 +270,7 @@ def test_a_method_of_ones_own_that_raises_at_the_server_is_named(complaint: Comp
 
 
 def test_a_bug_is_called_one_and_its_traceback_is_kept(complaint: Complain, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("fewlabel.runs.Run.finish")
+    monkeypatch.delattr("fewlabel.engine.run.Run.finish")
     code, sentence = complaint(*RUN, "--out", "run")
     assert code == 1
     assert "this is a bug in FewLabel: AttributeError" in sentence

@@ -15,13 +15,14 @@ import pytest
 from PIL import Image
 
 from fewlabel import experiment as experiments
-from fewlabel.data import datasets, own, partition
+from fewlabel.data import datasets, partition
+from fewlabel.data.own import read as own
 from fewlabel.data.splits import sides
+from fewlabel.engine.worker import dataset_of
 from fewlabel.experiment import read
-from fewlabel.worker import dataset_of
-from tests import test_cli
-from tests.test_cli import QUICK, Command
-from tests.test_own_data import grey, save, spoil, write_csv
+from tests.cli import test_main as test_cli
+from tests.cli.test_main import QUICK, Command
+from tests.data.test_own import grey, save, spoil, write_csv
 
 fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
 COMMANDS = ["check", "info", "get", "partition", "split"]

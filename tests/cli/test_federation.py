@@ -16,19 +16,19 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
-from fewlabel import programs, submission, superlink, trust
-from fewlabel.apart import load_terms
-from fewlabel.errors import BadInput, RunFailed
+from fewlabel.core.errors import BadInput, RunFailed
+from fewlabel.deploy import keys, processes, submit, superlink
+from fewlabel.deploy.nodes import serve
+from fewlabel.deploy.server import prepare
+from fewlabel.deploy.site import load_terms
 from fewlabel.experiment import load
-from fewlabel.fleet import serve
-from fewlabel.plan import prepare
-from tests import test_cli
+from tests.cli import test_main as test_cli
+from tests.cli.test_main import ROOT, Command
+from tests.deploy.test_flower import experiment, federate, lines, room, simulated, split, weights
+from tests.deploy.test_gateway import signed
+from tests.deploy.test_keys import admit, enrolled
 from tests.flower_processes import free_ports
 from tests.hosts import Host, hosts, permitted
-from tests.test_cli import ROOT, Command
-from tests.test_flower import experiment, federate, lines, room, simulated, split, weights
-from tests.test_front import signed
-from tests.test_trust import admit, enrolled
 
 fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
 COMMANDS = ["init", "enrol", "remove", "serve", "run", "status", "stop"]
@@ -48,7 +48,7 @@ def test_help_of_a_command_has_examples_and_fits_the_screen(name: str, fewlabel:
 @pytest.mark.parametrize("group", ["federation", "site"])
 def test_help_loads_nothing_that_is_slow(group: str) -> None:
     code = (
-        f"import sys\nfrom fewlabel.cli import main\nmain(['{group}', 'init', '--help'])\n"
+        f"import sys\nfrom fewlabel.cli.main import main\nmain(['{group}', 'init', '--help'])\n"
         "print(*{'torch', 'numpy', 'flwr', 'cryptography'} & set(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -59,10 +59,10 @@ def test_a_federation_has_terms_from_a_file_or_from_flags(fewlabel: Command, tmp
     (tmp_path / "terms.json").write_text(json.dumps(TERMS))
     assert fewlabel(*INIT, "--terms", "terms.json", "--methods", "labels-only").code == 0
     assert fewlabel("federation", "init", "other", "--address", "h:1", *FLAGS, "--name", "Lungs (test)").code == 0
-    assert trust.read_trust(tmp_path / "lungs" / "trust") == trust.Federation(
+    assert keys.read_trust(tmp_path / "lungs" / "trust") == keys.Federation(
         "lungs", "10.0.0.5:9443", "0.1.0", ("labels-only",)
     )
-    assert trust.read_trust(tmp_path / "other" / "trust") == trust.Federation("Lungs (test)", "h:1", "0.1.0")
+    assert keys.read_trust(tmp_path / "other" / "trust") == keys.Federation("Lungs (test)", "h:1", "0.1.0")
     for name in ("lungs", "other"):
         told = json.loads((tmp_path / name / "trust" / "terms.json").read_text())
         assert {key: told[key] for key in TERMS} == TERMS
@@ -110,7 +110,7 @@ def test_a_federation_is_never_overwritten(lungs: Path, fewlabel: Command) -> No
 def test_a_site_is_enrolled_once_and_shown(lungs: Path, fewlabel: Command, tmp_path: Path) -> None:
     file = enrolled(lungs, tmp_path / "site", 2, "north")
     found = fewlabel("federation", "enrol", "lungs", file)
-    key = trust.fingerprint(json.loads(file.read_text())["key"])
+    key = keys.fingerprint(json.loads(file.read_text())["key"])
     assert (found.code, found.out) == (0, f"client 2 is 'north', by the key {key}\n")
     again = fewlabel("federation", "enrol", "lungs", file)
     assert (again.code, again.err) == (2, "fewlabel: 'north' is enrolled with this key already, as client 2\n")
@@ -125,15 +125,15 @@ def test_a_removed_site_is_no_member_and_its_key_never_again_one(
 ) -> None:
     first, second = enrolled(lungs, tmp_path / "a", 2, "north"), enrolled(lungs, tmp_path / "b", 2, "north")
     assert fewlabel("federation", "enrol", "lungs", first).code == 0
-    head = [value.encode() for value in signed(trust.load_key(tmp_path / "a" / "key")).values()]
-    roll = trust.Roll(lungs)
+    head = [value.encode() for value in signed(keys.load_key(tmp_path / "a" / "key")).values()]
+    roll = keys.Roll(lungs)
     assert roll.signer(*head).name == "north"
     wrong = fewlabel("federation", "remove", "lungs", "south")
     assert (wrong.code, wrong.err) == (2, "fewlabel: 'south' is no member: there is 2 'north'\n")
     gone = fewlabel("federation", "remove", "lungs", "north")
-    key = trust.fingerprint(json.loads(first.read_text())["key"])
+    key = keys.fingerprint(json.loads(first.read_text())["key"])
     assert (gone.code, gone.out) == (0, f"client 2 is no longer 'north', by the key {key}\n")
-    assert trust.members(lungs) == ()
+    assert keys.members(lungs) == ()
     with pytest.raises(BadInput, match="it was removed from the federation"):
         roll.signer(*head)
     again = fewlabel("federation", "enrol", "lungs", first)
@@ -141,7 +141,7 @@ def test_a_removed_site_is_no_member_and_its_key_never_again_one(
     assert "'north' was removed with this key; a new `fewlabel site init` makes another one" in again.err
     assert fewlabel("federation", "enrol", "lungs", second).code == 0  # its place is free, for another key
     assert fewlabel("federation", "remove", "lungs", "2").code == 0
-    assert [member.nonce for member in trust.removed(lungs)] == [
+    assert [member.nonce for member in keys.removed(lungs)] == [
         json.loads(path.read_text())["nonce"] for path in (first, second)
     ]
 
@@ -203,12 +203,12 @@ def test_a_resumed_run_says_where_it_goes_on(checkpoint: int, lines: int, senten
     if checkpoint:
         (run / "checkpoint" / f"round-{checkpoint:06d}-0123456789abcdef.safetensors").touch()
     (run / "rounds.jsonl").write_text("".join(f'{{"round": {n + 1}}}\n' for n in range(lines)))
-    assert submission.going_on(run, 9) == sentence
+    assert submit.going_on(run, 9) == sentence
 
 
 def test_who_gives_no_reply_is_told_once_until_that_changes(lungs: Path, tmp_path: Path) -> None:
     admit(lungs, enrolled(lungs, tmp_path / "a", 2, "north"))
-    missing = submission.Missing(lungs)
+    missing = submit.Missing(lungs)
 
     def news(number: int, replies: int, *whys: str) -> list[str]:
         failures = [f"client {why[0]} failed in 'local_update' of round {number}: {why[2:]}" for why in whys]
@@ -252,10 +252,10 @@ def test_a_run_is_followed_until_it_has_ended_though_its_log_breaks_off(
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "flwr").write_text(FLWR.format(python=sys.executable))
     (tmp_path / "bin" / "flwr").chmod(0o755)
-    monkeypatch.setattr(programs, "BIN", tmp_path / "bin")
+    monkeypatch.setattr(processes, "BIN", tmp_path / "bin")
     (run := tmp_path / "run").mkdir()
     with pytest.raises(RunFailed, match="the run has ended: "):
-        submission.follow(lungs, run, 2)
+        submit.follow(lungs, run, 2)
     assert (tmp_path / "bin" / "asked").read_text().split() == ["run", "log", "list", "log", "list"]
     said = [line for line in capsys.readouterr().err.splitlines() if "of 2" in line]
     assert said == ["fewlabel: 1 of 2 sites are there", "fewlabel: 2 of 2 are"]
@@ -283,10 +283,10 @@ def test_a_run_that_is_interrupted_after_its_end_is_completed(
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "flwr").write_text(LATE.format(python=sys.executable))
     (tmp_path / "bin" / "flwr").chmod(0o755)
-    monkeypatch.setattr(programs, "BIN", tmp_path / "bin")
+    monkeypatch.setattr(processes, "BIN", tmp_path / "bin")
     (tmp_path / "e.toml").write_text('method = "labels-only"\n')
     superlink.connect(lungs, "127.0.0.1", 1, insecure=False)
-    with programs.held(lungs):
+    with processes.held(lungs):
         found = fewlabel("federation", "run", "lungs", "e.toml", "--out", "run")
     assert found.code == 0, found.err
     assert found.err.endswith("fewlabel: the run is completed; to see it: fewlabel show run\n")
@@ -301,7 +301,7 @@ def test_commands_are_shown_with_tls_and_keys_unless_told_otherwise(lungs: Path,
     assert f"--database {lungs}/link.db" in link
     assert "--disable-runtime-dependency-installation" in link
     assert "FLWR_TELEMETRY_ENABLED=0" in link
-    assert "-m fewlabel.front --listen 10.0.0.5:9443 --to 127.0.0.1:" in front
+    assert "-m fewlabel.deploy.gateway --listen 10.0.0.5:9443 --to 127.0.0.1:" in front
     (open_link,) = fewlabel("federation", "serve", "lungs", "--insecure", "--print-command").out.splitlines()
     assert "--host 10.0.0.5 --port 9443" in open_link
     assert open_link.endswith("--insecure")
@@ -350,7 +350,7 @@ def test_a_node_with_another_clients_key_takes_no_part(tmp_path: Path, lungs: Pa
     for client in range(4):
         admit(lungs, enrolled(lungs, tmp_path / f"site-{client}", client))
     nodes = [7000, 7001, 7003, 7002]
-    trust.write_members(lungs, tuple(replace(m, node=n) for m, n in zip(trust.members(lungs), nodes, strict=True)))
+    keys.write_members(lungs, tuple(replace(m, node=n) for m, n in zip(keys.members(lungs), nodes, strict=True)))
     run = federate(whole, data, tmp_path / "run", members=str(lungs), patience=3.0)
     with pytest.raises(RunFailed) as failure:
         serve(room(data, tmp_path / "state"), run)
@@ -372,19 +372,19 @@ time.sleep(99)
 def test_whatever_a_program_starts_ends_with_it_and_nothing_else_does(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"])
     try:
-        ours = programs.Programs(tmp_path, {})
+        ours = processes.Programs(tmp_path, {})
         with ours.all_ended():
             ours.start("nest", [sys.executable, "-c", NEST])
             until(lambda: "up" in ours.log("nest").read_text())
-            assert len(programs.marked(tmp_path)) == 2
-            assert programs.holder(tmp_path) == os.getpid()
-            with pytest.raises(BadInput, match=f"in use already, by process {os.getpid()}"), programs.held(tmp_path):
+            assert len(processes.marked(tmp_path)) == 2
+            assert processes.holder(tmp_path) == os.getpid()
+            with pytest.raises(BadInput, match=f"in use already, by process {os.getpid()}"), processes.held(tmp_path):
                 pass
-            programs.end(tmp_path, ours.started.values(), patience=1)  # the inner one does not listen, and is killed
-            assert programs.marked(tmp_path) == []
-        assert programs.holder(tmp_path) is None
+            processes.end(tmp_path, ours.started.values(), patience=1)  # the inner one does not listen, and is killed
+            assert processes.marked(tmp_path) == []
+        assert processes.holder(tmp_path) is None
         (tmp_path / ".running").write_text(str(other.pid))  # as somebody who was killed may leave it
-        assert not programs.stop(tmp_path)
+        assert not processes.stop(tmp_path)
         assert other.poll() is None
     finally:
         other.kill()
@@ -395,7 +395,7 @@ def test_whatever_a_program_starts_ends_with_it_and_nothing_else_does(tmp_path: 
 def test_a_number_that_is_another_process_here_is_not_ended(ends: bool, tmp_path: Path) -> None:
     """As where a container holds the folder: from the first, or since a process of this machine has ended."""
     code = f"file = open({os.devnull if not ends else '.running'!r}); print(flush=True); import time; time.sleep(99)"
-    with programs.held(tmp_path):
+    with processes.held(tmp_path):
         other = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE)
         try:
             assert other.stdout is not None
@@ -404,7 +404,7 @@ def test_a_number_that_is_another_process_here_is_not_ended(ends: bool, tmp_path
             with pytest.raises(
                 BadInput, match="is held by a process that is not on this machine, or is another user's"
             ):
-                programs.stop(tmp_path, patience=0)
+                processes.stop(tmp_path, patience=0)
             assert (other.poll() is not None) == ends
         finally:
             other.kill()
@@ -424,7 +424,7 @@ INFO:     Finished server process [1614]
 
 
 def test_what_a_program_said_last_is_its_error_since_it_was_started(tmp_path: Path) -> None:
-    ours = programs.Programs(tmp_path, {})
+    ours = processes.Programs(tmp_path, {})
     assert ours.said("node") == ""
     for code, word in ((f"print({ENDED!r})", "Exit Code: 305 Failed to initialize the connection to the SuperLink. "
                         "[code: 2004] Failed to activate SuperNode."),
@@ -526,7 +526,7 @@ def test_three_sites(tmp_path: Path, machines: list[Host]) -> None:
         assert [[port for _, port in machine.listens()] for machine in machines] in ([], [[port], [], [], []])
         (resident,) = [
             pid
-            for pid in programs.marked(tmp_path / "site-0")
+            for pid in processes.marked(tmp_path / "site-0")
             if b"reside" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         ]
         os.kill(resident, 9)
@@ -540,7 +540,7 @@ def test_three_sites(tmp_path: Path, machines: list[Host]) -> None:
         assert session.left.pop("serve").wait(60) == 0
     finally:
         session.end()
-    assert [programs.marked(tmp_path / name) for name in ("fed", "site-0", "site-1", "site-2")] == [[]] * 4
+    assert [processes.marked(tmp_path / name) for name in ("fed", "site-0", "site-1", "site-2")] == [[]] * 4
     simulated(load(tmp_path / "run" / "experiment.toml"), tmp_path / "simulated")
     assert lines(tmp_path / "run") == lines(tmp_path / "simulated")
     assert weights(tmp_path / "run") == weights(tmp_path / "simulated")
@@ -568,14 +568,14 @@ def test_sites_come_and_go(tmp_path: Path) -> None:
         assert session.left.pop("stranger").wait(60) == 3
         assert "joined" not in session.said("stranger")
 
-        before = trust.members(fed)  # as a kill leaves it after the registration of a key
-        trust.write_members(fed, tuple(replace(member, node=None) for member in before))
+        before = keys.members(fed)  # as a kill leaves it after the registration of a key
+        keys.write_members(fed, tuple(replace(member, node=None) for member in before))
         session.run("federation enrol fed site-1/enrolment.json")
-        assert trust.members(fed)[0] == before[0]
+        assert keys.members(fed)[0] == before[0]
 
         for n in range(2):
             session.begin(f"join{n}", f"site join site-{n} --yes", joined.format(n))
-        for process in (session.left["join0"].pid, *programs.marked(tmp_path / "site-0")):
+        for process in (session.left["join0"].pid, *processes.marked(tmp_path / "site-0")):
             os.kill(process, 9)
         session.left.pop("join0").wait(60)
         session.begin("join0", "site join site-0 --yes", "counts this site as connected still")
@@ -588,7 +588,7 @@ def test_sites_come_and_go(tmp_path: Path) -> None:
         assert session.left.pop("run").wait(240) == 3
         assert "2 of 2 sites are there" in session.said("run")
         assert "the last site with labels was lost (client 0: " in session.said("run")
-        done = submission.checkpointed(tmp_path / "run")
+        done = submit.checkpointed(tmp_path / "run")
         status = session.run("federation status fed")
         assert "client 0 's0': not connected for " in status
         assert "client 1 's1': connected, last heard " in status
@@ -612,6 +612,6 @@ def test_sites_come_and_go(tmp_path: Path) -> None:
         assert session.left.pop("serve").wait(60) == 0
     finally:
         session.end()
-    assert [programs.marked(tmp_path / name) for name in ("fed", "site-0", "site-1")] == [[]] * 3
+    assert [processes.marked(tmp_path / name) for name in ("fed", "site-0", "site-1")] == [[]] * 3
     assert "Traceback" not in (fed / "front.log").read_text()
     assert "images trained on" not in session.run("show run")

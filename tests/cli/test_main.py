@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import pytest
 
-from fewlabel.cli import main
-from fewlabel.display import Rounds, Runs, size, span
+from fewlabel.cli.main import main
 from fewlabel.experiment import load, read
+from fewlabel.report.terminal import Rounds, Runs, size, span
 from tests.conftest import SMALL
 
 QUICK = [word for change in (*SMALL, "rounds=2") for word in ("--set", change)]
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COMMANDS = ["run", "compare", "sweep", "list", "show", "predict", "export", "bench"]
 
 
@@ -52,7 +52,7 @@ def fewlabel(capsys: pytest.CaptureFixture[str]) -> Command:
 def process(*argv: str) -> "subprocess.Popen[str]":
     """The command, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-m", "fewlabel.cli", *argv]
+    words = [sys.executable, "-m", "fewlabel.cli.main", *argv]
     pipe = subprocess.PIPE
     return subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe, text=True)
 
@@ -86,7 +86,7 @@ def test_without_a_command_there_is_help_and_a_version(fewlabel: Command) -> Non
 
 def test_help_does_not_import_what_is_slow() -> None:
     code = (
-        "import sys\nfrom fewlabel.cli import main\nmain(['run', '--help'])\n"
+        "import sys\nfrom fewlabel.cli.main import main\nmain(['run', '--help'])\n"
         "print(*{'torch', 'sklearn', 'matplotlib', 'torchvision', 'numpy'} & set(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -358,7 +358,7 @@ def test_a_measurement_is_one_json_document_whatever_it_prints(
     (tmp_path / "benchmarks" / "tiny.py").write_text(
         '"""How fast nothing is."""\ndef main():\n    print(1)\n    return {"s": 0}'
     )
-    monkeypatch.setattr("fewlabel.show_cli.__file__", str(tmp_path / "fewlabel" / "show_cli.py"))
+    monkeypatch.setattr("fewlabel.cli.show.__file__", str(tmp_path / "fewlabel" / "cli" / "show.py"))
     assert fewlabel("bench") == (0, "tiny  How fast nothing is.\n", "")
     assert fewlabel("bench", "tiny") == (0, '{\n "s": 0\n}\n', "1\n")
 

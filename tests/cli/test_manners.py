@@ -8,15 +8,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fewlabel import tree, wire
-from fewlabel.errors import FewLabelError
+from fewlabel.core import tree, wire
+from fewlabel.core.errors import FewLabelError
+from fewlabel.core.federation import (
+    EVERY_CLIENT,
+    SOME_CLIENTS,
+    Federation,
+    Model,
+    Site,
+    broadcast,
+    on_client,
+    on_server,
+)
+from fewlabel.core.tree import Tree
+from fewlabel.engine.run import Interrupted, execute, prepare
+from fewlabel.engine.worker import Serial, World
 from fewlabel.experiment import Checkpoint as Every
 from fewlabel.experiment import Clients, Data, Experiment, Net
-from fewlabel.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Model, Site, broadcast, on_client, on_server
 from fewlabel.learn.loop import SGD, Local, fit
-from fewlabel.runs import Interrupted, execute, prepare
-from fewlabel.tree import Tree
-from fewlabel.worker import Serial, World
 
 
 @dataclass(frozen=True)
@@ -180,13 +189,13 @@ def test_what_cannot_be_meant_is_said_in_a_sentence(method, words, tmp_path):
 
 
 def test_what_a_network_froze_itself_stays_frozen(tmp_path):
-    plain = experiment("fedavg", "tests.test_manners:frozen_net")
+    plain = experiment("fedavg", "tests.cli.test_manners:frozen_net")
     directory = prepare(replace(plain, rounds=2), tmp_path / "run")
     execute(directory, executor=Serial())
     from safetensors.torch import load_file
 
     world = World.open(directory)
-    from fewlabel.simulate import Simulation
+    from fewlabel.engine.rounds import Simulation
 
     before, after = Simulation(directory).initial, load_file(directory / "model.safetensors")
     assert torch.equal(before["1.weight"], after["1.weight"])
@@ -215,7 +224,7 @@ def reachable(start: object) -> list[Tensor]:
 
 
 def test_no_hidden_label_can_be_walked_to_from_a_clients_site(tmp_path):
-    from fewlabel.rng import Rng
+    from fewlabel.core.rng import Rng
 
     world = World.open(prepare(experiment("fedavg"), tmp_path / "run"))
     client = next(c for c, share in enumerate(world.partition.shares) if len(share.unlabeled))

@@ -13,12 +13,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
-from fewlabel import apart, programs, site_cli, trust
+from fewlabel.cli import site as site_cli
+from fewlabel.deploy import keys, processes
+from fewlabel.deploy import site as apart
 from fewlabel.experiment import Experiment
-from tests import test_cli
-from tests.test_cli import Command
-from tests.test_federation_cli import FLAGS
-from tests.test_flower import grey
+from tests.cli import test_main as test_cli
+from tests.cli.test_federation import FLAGS
+from tests.cli.test_main import Command
+from tests.deploy.test_flower import grey
 
 fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
 COMMANDS = ["init", "check", "join", "leave"]
@@ -60,7 +62,7 @@ def test_a_site_is_set_up_with_a_key_that_stays_and_an_enrolment_that_is_admitte
     assert stat.S_IMODE((site / "key").stat().st_mode) == 0o600
     assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
     assert fewlabel("federation", "enrol", "lungs", site / "enrolment.json").code == 0
-    assert trust.members(tmp_path / "lungs")[0].client == 2
+    assert keys.members(tmp_path / "lungs")[0].client == 2
     again = fewlabel(*INIT)
     assert (again.code, again.err) == (2, "fewlabel: site is there already and not empty; choose another directory\n")
 
@@ -216,7 +218,7 @@ def test_a_site_is_patient_from_the_first_refusal_on(
     """However long the server gave no answer before."""
     monkeypatch.setattr(site_cli, "PATIENCE", 0.2)
     monkeypatch.setattr(site_cli, "PAUSE", 0.05)
-    ours = programs.Programs(tmp_path, {})
+    ours = processes.Programs(tmp_path, {})
     with ours.all_ended():
         site_cli.connect(ours, [sys.executable, "-c", NODE])
     waiting, refused = capsys.readouterr().err.splitlines()

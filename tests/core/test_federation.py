@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fewlabel import tree, wire
-from fewlabel.data.sets import Images, Unlabeled, cut
-from fewlabel.errors import BadInput
-from fewlabel.federation import (
+from fewlabel.core import tree, wire
+from fewlabel.core.errors import BadInput
+from fewlabel.core.federation import (
     SOME_CLIENTS,
     ClientError,
     ClientInfo,
@@ -31,12 +30,13 @@ from fewlabel.federation import (
     task_of,
     tasks,
 )
+from fewlabel.core.images import Images, Unlabeled, cut
+from fewlabel.core.rng import Rng
+from fewlabel.core.tree import Tree
+from fewlabel.engine.rounds import Simulation
+from fewlabel.engine.run import execute, read_rounds
+from fewlabel.engine.worker import EVALUATION_BATCH, Serial
 from fewlabel.methods.fedavg import FedAvg, Message
-from fewlabel.rng import Rng
-from fewlabel.runs import execute, read_rounds
-from fewlabel.simulate import Simulation
-from fewlabel.tree import Tree
-from fewlabel.worker import EVALUATION_BATCH, Serial
 from tests.nets import tiny
 
 
@@ -490,7 +490,7 @@ def test_a_run_has_the_same_bits_in_one_process_and_in_two_whatever_happens_to_s
 
 def uploads(run_dir, monkeypatch, buffers: str) -> tuple[Simulation, list[Tree]]:
     """All that clients sent in a run of two rounds."""
-    from fewlabel import simulate
+    from fewlabel.engine import rounds
 
     sent: list[Tree] = []
 
@@ -499,7 +499,7 @@ def uploads(run_dir, monkeypatch, buffers: str) -> tuple[Simulation, list[Tree]]
         sent.append(upload.model)
         return upload
 
-    monkeypatch.setattr(simulate, "accept", spy)
+    monkeypatch.setattr(rounds, "accept", spy)
     directory = run_dir("model=tests.nets:tiny", f"model.buffers={buffers}", "rounds=2", "labels.clients=3")
     execute(directory, workers=1)
     return Simulation(directory, Serial()), sent

@@ -11,8 +11,8 @@ import torch
 from sklearn import metrics as reference
 from torch import Tensor, nn
 
-from fewlabel.errors import BadInput
-from fewlabel.evaluate import (
+from fewlabel.core.errors import BadInput
+from fewlabel.core.metrics import (
     BINS,
     Audit,
     Counts,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fewlabel
-from fewlabel.rng import Rng
-from fewlabel.runs import execute
+from fewlabel.core.rng import Rng
+from fewlabel.engine.run import execute
 
 PACKAGE = Path(fewlabel.__file__).parent
 

@@ -1,4 +1,4 @@
-"""Every rule of `fewlabel.strict`, each with the sentence a person reads when it is broken."""
+"""Every rule of `fewlabel.core.schema`, each with the sentence a person reads when it is broken."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewlabel.errors import BadInput
-from fewlabel.strict import (
+from fewlabel.core.errors import BadInput
+from fewlabel.core.schema import (
     Count,
     Natural,
     NonNegative,
@@ -367,7 +367,7 @@ def test_assign_refuses_an_empty_name(dotted):
 
 
 def test_settings_are_read_without_loading_torch():
-    program = "import sys, fewlabel.strict; sys.exit('torch' in sys.modules)"
+    program = "import sys, fewlabel.core.schema; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

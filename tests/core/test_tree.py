@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fewlabel import tree
+from fewlabel.core import tree
 from tests.nets import tiny
 
 

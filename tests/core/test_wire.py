@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fewlabel import wire
-from fewlabel.errors import RunFailed
-from fewlabel.wire import WireError, check_kind, check_like, header, pack, unpack
+from fewlabel.core import wire
+from fewlabel.core.errors import RunFailed
+from fewlabel.core.wire import WireError, check_kind, check_like, header, pack, unpack
 
 Tree = dict[str, Tensor]
 T = TypeVar("T")

@@ -11,10 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fewlabel.data import download
-from fewlabel.data.download import fetch
-from fewlabel.data.files import File
-from fewlabel.errors import BadInput, StorageError
+from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.data.published import download
+from fewlabel.data.published.download import fetch
+from fewlabel.data.published.files import File
 
 CONTENT = bytes(range(256)) * 4000  # about a megabyte
 

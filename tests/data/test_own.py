@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fewlabel.data import own, partition, pictures
-from fewlabel.data.check import check
-from fewlabel.data.listing import Found, folders, guess
-from fewlabel.data.own import find, fingerprint, parts
+from fewlabel.core.errors import BadInput
+from fewlabel.core.rng import Rng
+from fewlabel.data import partition, pictures
+from fewlabel.data.own import read as own
+from fewlabel.data.own.check import check
+from fewlabel.data.own.listing import Found, folders, guess
+from fewlabel.data.own.read import find, fingerprint, parts
 from fewlabel.data.pictures import Unreadable
 from fewlabel.data.splits import sides, unlabeled_aside
-from fewlabel.errors import BadInput
+from fewlabel.engine.worker import dataset_of
 from fewlabel.experiment import read
-from fewlabel.rng import Rng
-from fewlabel.worker import dataset_of
 
 GREY = np.array([[0, 50, 100], [150, 200, 250]], np.uint8)
 COLOUR = np.stack([GREY, 255 - GREY, GREY // 2], axis=2)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.core.rng import Rng
 from fewlabel.data import partition as partitions
 from fewlabel.data.labels import by_rule
 from fewlabel.data.partition import PARTITIONS, Partition, Share, arrived, deal, dirichlet, pattern, shards
-from fewlabel.errors import BadInput, StorageError
 from fewlabel.experiment import Clients, Experiment, Labels, Stream, read
-from fewlabel.rng import Rng
 from tests.keeper import Keeper
 
 DRAWN = [name for name, (draw, _) in PARTITIONS.items() if draw]

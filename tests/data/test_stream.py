@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
+from fewlabel.core.federation import Setting, broadcast
+from fewlabel.core.metrics import Audit
+from fewlabel.core.rng import Rng
 from fewlabel.data import datasets
 from fewlabel.data.partition import Partition
-from fewlabel.evaluate import Audit
+from fewlabel.engine.rounds import Simulation
+from fewlabel.engine.run import Interrupted, execute, prepare, read_rounds, summary
+from fewlabel.engine.worker import SERVER_ID, Job, Serial, Worker, World
 from fewlabel.experiment import Experiment, Stream
-from fewlabel.federation import Setting, broadcast
 from fewlabel.methods.fedavg import Message
-from fewlabel.rng import Rng
-from fewlabel.runs import Interrupted, execute, prepare, read_rounds, summary
-from fewlabel.simulate import Simulation
-from fewlabel.worker import SERVER_ID, Job, Serial, Worker, World
 from tests.keeper import Keeper
-from tests.test_conformance import Mortal, experiment, lines, weights
+from tests.methods.test_conformance import Mortal, experiment, lines, weights
 
 STREAMS = [Stream(steps=3, rounds=1, mode="grow", data="all"), Stream(steps=2, rounds=2)]
 CASES = [

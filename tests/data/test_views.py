@@ -10,10 +10,10 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from fewlabel import runs
+from fewlabel.core.errors import BadInput
+from fewlabel.core.images import Images
 from fewlabel.data import operations as ops
 from fewlabel.data.operations import Filter, Move, Operation, Tone
-from fewlabel.data.sets import Images
 from fewlabel.data.views import (
     FEDMATCH,
     FIXMATCH,
@@ -31,9 +31,9 @@ from fewlabel.data.views import (
     see_all,
     weak,
 )
-from fewlabel.errors import BadInput
+from fewlabel.engine import run
+from fewlabel.engine.worker import World
 from fewlabel.experiment import Experiment, Views, dumps, read
-from fewlabel.worker import World
 
 SHAPES = [(1, 8), (3, 8), (1, 28), (3, 32), (3, 33), (1, 64)]
 
@@ -456,7 +456,7 @@ def test_views_are_settings_of_an_experiment():
 
 def test_a_run_shows_its_images_as_its_experiment_says(tmp_path: Path):
     experiment = Experiment(rounds=1, views=Views("rscfed", "fedirm"))
-    world = World.open(runs.prepare(experiment, tmp_path / "run"))
+    world = World.open(run.prepare(experiment, tmp_path / "run"))
     images = world.dataset.splits["train"].images
     assert (images.weak, images.strong) == ("rscfed", "fedirm")
 

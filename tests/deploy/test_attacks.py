@@ -17,15 +17,15 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlab
 from flwr.cli.build import build_fab_from_disk
 
 import fewlabel
-from fewlabel import flower, trust
+from fewlabel.deploy import flower, keys
+from tests.deploy.test_flower import experiment, federate, room, split
+from tests.deploy.test_gateway import ATTACKS, BIG, Fronted, member, rest, signed
 from tests.flower_processes import Processes, free_ports
-from tests.test_flower import experiment, federate, room, split
-from tests.test_front import ATTACKS, BIG, Fronted, member, rest, signed
 
 pytestmark = pytest.mark.slow
 
 EVIL = {
-    "pyproject.toml": flower.APP.format(version="6.6.6").replace("fewlabel.flower:", "evil.app:"),
+    "pyproject.toml": flower.APP.format(version="6.6.6").replace("fewlabel.deploy.flower:", "evil.app:"),
     "evil/__init__.py": "",
     "evil/app.py": """\
 import pathlib, time
@@ -102,15 +102,15 @@ class Fenced(Processes):
         (self.outside,) = free_ports(1)
         files = ["--certificate", "server.pem", "--key", "server.key", "--ca", "ca.pem", "--members", "."]
         address, to = f"127.0.0.1:{self.outside}", f"127.0.0.1:{self.port}"
-        self.start("front", [sys.executable, "-m", "fewlabel.front", "--listen", address, "--to", to, *files])
+        self.start("front", [sys.executable, "-m", "fewlabel.deploy.gateway", "--listen", address, "--to", to, *files])
         self.wait_for("front", "127.0.0.1", self.outside)
         with (self.folder / "home" / "config.toml").open("a") as file:
             file.write(f'[superlink.outside]\naddress = "{address}"\nroot-certificates = "{self.folder / "ca.pem"}"\n')
 
     def enrol(self, number: int) -> None:
         super().enrol(number)
-        with trust.alone(self.folder):
-            member(self.folder, number, trust.load_key(self.folder / f"key{number}"))
+        with keys.alone(self.folder):
+            member(self.folder, number, keys.load_key(self.folder / f"key{number}"))
 
     def node(self, number: int) -> None:
         resident = f'resident="{self.folder / f"site{number}.socket"}"'
@@ -119,7 +119,7 @@ class Fenced(Processes):
 
     def supernode(self, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
         home = f"FLWR_HOME={self.folder / f'home-{name}'}"
-        command = ["env", home, sys.executable, "-m", "fewlabel.flower", "supernode"]
+        command = ["env", home, sys.executable, "-m", "fewlabel.deploy.flower", "supernode"]
         return self.start(name, [*command, "--superlink", f"127.0.0.1:{self.outside}", *arguments])
 
     def said(self, name: str) -> str:
@@ -174,7 +174,7 @@ def test_nobody_without_a_registered_key_can_have_the_superlink_read_a_large_mes
         time.sleep(2)
         return processes.said("link").count("push-object")
 
-    before, headers = heard_of(), signed(trust.new_key(tmp_path / "stranger", ssh=True))
+    before, headers = heard_of(), signed(keys.new_key(tmp_path / "stranger", ssh=True))
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
     with front.connect() as connection:
         connection.sendall((BIG % (2 << 30)).replace(b"host: a\r\n", b"host: a\r\n" + lines))
@@ -226,7 +226,7 @@ def test_a_coordinator_whose_fewlabel_was_altered_can_call_nothing_but_tasks(fen
 
 def test_a_node_without_a_registered_key_or_without_tls_is_refused(fenced, tmp_path):
     processes, _ = fenced
-    trust.new_key(tmp_path / "stranger", ssh=True)
+    keys.new_key(tmp_path / "stranger", ssh=True)
     strange = ["--root-certificates", "ca.pem", "--auth-supernode-private-key", str(tmp_path / "stranger")]
     nodes = {
         "stranger": strange,

@@ -20,15 +20,15 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as inner
 from flwr.supernode.nodestate import NodeStateFactory
 
-from fewlabel import flower, programs
-from fewlabel.errors import BadInput
+from fewlabel.core.errors import BadInput
+from fewlabel.deploy import flower, processes
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory) -> bytes:
     """What Flower's command makes of the app; `flwr run` submits the same."""
     folder = tmp_path_factory.mktemp("bundle")
-    command = [programs.BIN / "flwr", "build", "--app", flower.write_app(folder)]
+    command = [processes.BIN / "flwr", "build", "--app", flower.write_app(folder)]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     (made,) = folder.glob("*.fab")
     return made.read_bytes()
@@ -118,4 +118,4 @@ def test_another_flower_than_the_one_it_knows_starts_no_node(monkeypatch):
 
 def test_every_installation_of_a_version_makes_the_same_bundle(bundle, tmp_path):
     assert build_fab_from_disk(flower.write_app(tmp_path / "elsewhere")) == bundle
-    assert b"fewlabel.flower:client_app" in bundle  # stored plainly, so no version of a compressor has a say
+    assert b"fewlabel.deploy.flower:client_app" in bundle  # stored plainly, so no version of a compressor has a say

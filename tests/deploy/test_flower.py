@@ -20,24 +20,25 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fewlabel import apart, tree, trust, wire
-from fewlabel.comparison import Comparison
-from fewlabel.data import partition, sites
-from fewlabel.errors import BadInput, RunFailed
+from fewlabel.core import tree, wire
+from fewlabel.core.errors import BadInput, RunFailed
+from fewlabel.core.federation import ClientInfo, Model, TooFewReplies, tasks, train
+from fewlabel.core.rng import Rng
+from fewlabel.data import partition, site_files
+from fewlabel.deploy import keys, site
+from fewlabel.deploy.flower import RECORD, client_app
+from fewlabel.deploy.nodes import Absent, serve
+from fewlabel.deploy.server import prepare
+from fewlabel.engine.rounds import Simulation
+from fewlabel.engine.run import execute, read_rounds
+from fewlabel.engine.run import prepare as prepare_simulation
+from fewlabel.engine.worker import Serial, dataset_of
 from fewlabel.experiment import Experiment, dumps, read
-from fewlabel.federation import ClientInfo, Model, TooFewReplies, tasks, train
-from fewlabel.fleet import Absent, serve
-from fewlabel.flower import RECORD, client_app
 from fewlabel.methods import fedavg as fedavg_module
-from fewlabel.plan import prepare
-from fewlabel.results import Result, Row
-from fewlabel.rng import Rng
-from fewlabel.runs import execute, read_rounds
-from fewlabel.runs import prepare as prepare_simulation
-from fewlabel.simulate import Simulation
-from fewlabel.worker import Serial, dataset_of
-from tests import test_conformance
+from fewlabel.report.comparison import Comparison
+from fewlabel.report.results import Result, Row
 from tests.flower_processes import Processes
+from tests.methods import test_conformance
 from tests.nets import tiny
 
 SMALL = (
@@ -51,7 +52,7 @@ SMALL = (
     "method.local.batch_size=32",
     "checkpoint.rounds=1",
 )
-Meddle = Callable[[apart.Order, Message], Message | None]
+Meddle = Callable[[site.Order, Message], Message | None]
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Room(Grid):
         for message in messages:
             names.append(name := str(uuid.uuid4()))
             message.metadata.__dict__["_message_id"] = name
-            node, order = message.metadata.dst_node_id, wire.unpack(apart.Order, message.content[RECORD]["order"])
+            node, order = message.metadata.dst_node_id, wire.unpack(site.Order, message.content[RECORD]["order"])
             self.asked.append((node, order.kind))
             if (reply := self.meddle(order, client_app(message, self.context(node)))) is not None:
                 self.replies[name] = reply
@@ -100,7 +101,7 @@ def experiment(*changes: str) -> Experiment:
 def split(experiment: Experiment, to: Path, kind: str = "npz") -> Path:
     """What `fewlabel data split` writes."""
     dataset = dataset_of(experiment)
-    sites.write(dataset, partition.of(dataset, experiment), to, kind, experiment.seed)
+    site_files.write(dataset, partition.of(dataset, experiment), to, kind, experiment.seed)
     return to
 
 
@@ -119,7 +120,7 @@ def room(data: Path, state: Path, **more) -> Room:
 
 
 def federate(experiment: Experiment, data: Path, directory: Path, **plan) -> Path:
-    return prepare(experiment, directory, apart.load_terms(data), data=str(data), **plan)
+    return prepare(experiment, directory, site.load_terms(data), data=str(data), **plan)
 
 
 def simulated(experiment: Experiment, directory: Path) -> Path:
@@ -190,7 +191,7 @@ REAL = {
     "fedmatch": ["method=fedmatch", "labels.at=every-client", "labels.per_class=8"],
     "fedmatch-server": ["method=fedmatch", "labels.at=server", "labels.per_class=8"],
 }
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 @pytest.mark.slow
@@ -220,7 +221,7 @@ def test_a_real_federation_with_tls_and_keys_gives_the_bits_of_the_simulator(tmp
 
 
 def test_what_flower_starts_for_each_message_loads_no_pytorch():
-    code = "import sys, fewlabel.flower; print('torch' in sys.modules)"
+    code = "import sys, fewlabel.deploy.flower; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
@@ -411,7 +412,7 @@ def test_what_sites_do_not_tell_is_not_shown_as_nothing(fedavg, tmp_path):
 
 
 def test_a_site_may_go_and_come_back_as_another_node(fedavg, tmp_path, monkeypatch):
-    monkeypatch.setattr("fewlabel.fleet.LOOK", 0.0)
+    monkeypatch.setattr("fewlabel.deploy.nodes.LOOK", 0.0)
     whole, data = fedavg
 
     def meddle(order, reply):
@@ -443,9 +444,9 @@ def test_two_nodes_of_one_identity_are_refused(fedavg, tmp_path):
 def members(tmp_path) -> Path:
     """A federation that has enrolled nodes 7000 to 7003 as clients 0 to 3."""
     folder = tmp_path / "federation"
-    trust.create(folder, trust.Federation("four", "127.0.0.1:1", version("fewlabel")), {})
-    enrolled = (trust.Member(n, f"site {n}", f"key {n}", str(n), "2026-01-01", 7000 + n) for n in range(4))
-    trust.write_members(folder, tuple(enrolled))
+    keys.create(folder, keys.Federation("four", "127.0.0.1:1", version("fewlabel")), {})
+    enrolled = (keys.Member(n, f"site {n}", f"key {n}", str(n), "2026-01-01", 7000 + n) for n in range(4))
+    keys.write_members(folder, tuple(enrolled))
     return folder
 
 
@@ -468,8 +469,8 @@ def test_a_stranger_who_claims_to_be_a_client_is_told_nothing_and_disturbs_nobod
 
 
 def test_a_site_that_was_refused_is_asked_again_and_takes_part_once_it_is_mended(fedavg, tmp_path, monkeypatch):
-    monkeypatch.setattr("fewlabel.fleet.LOOK", 0.0)
-    monkeypatch.setattr("fewlabel.fleet.AGAIN", 0.0)
+    monkeypatch.setattr("fewlabel.deploy.nodes.LOOK", 0.0)
+    monkeypatch.setattr("fewlabel.deploy.nodes.AGAIN", 0.0)
     whole, data = fedavg
 
     def meddle(order, reply):
@@ -507,7 +508,7 @@ def test_a_site_tells_its_counts_and_versions_and_nothing_else(fedavg, tmp_path)
         ("info", RECORD, "upload"),
         ("client", RECORD, "upload"),
     }
-    infos = [wire.unpack(apart.Introduction, record[RECORD]["upload"]) for kind, _, record in seen if kind == "info"]
+    infos = [wire.unpack(site.Introduction, record[RECORD]["upload"]) for kind, _, record in seen if kind == "info"]
     shares = partition.of(dataset_of(whole), whole).shares
     assert [(i.info.num_labeled, i.info.num_unlabeled) for i in infos] == [
         (len(share.labeled), len(share.unlabeled)) for share in shares
@@ -521,7 +522,7 @@ def test_a_site_tells_its_counts_and_versions_and_nothing_else(fedavg, tmp_path)
 def asked(fedavg, tmp_path, **changes) -> str:
     """What a site says to an order that is as it should be, but for these changes."""
     whole, data = fedavg
-    order = apart.Order("0" * 32, dumps(whole), apart.load_terms(data), "client", 1, "local_update", 1)
+    order = site.Order("0" * 32, dumps(whole), site.load_terms(data), "client", 1, "local_update", 1)
     message = wire.pack(fedavg_module.Message(tree.of(tiny(1, 10, 16)), 0.1))
     here = room(data, tmp_path / "state")
     packed = changes.pop("packed", None) or wire.pack(replace(order, **changes))
@@ -583,8 +584,8 @@ def grey(path: Path, value: int) -> None:
 def test_a_site_needs_no_labels_and_no_list_of_classes(tmp_path):
     for number in (2, 0, 1):
         grey(tmp_path / "site" / "unlabeled" / f"{number}.png", 10 * number)
-    place = apart.Place(0, str(tmp_path / "site"), str(tmp_path / "state"))
-    world = apart.site_world(place, experiment("method=rscfed"), apart.Terms(("a", "b"), 1, 4, (0.5,), (0.25,)))
+    place = site.Place(0, str(tmp_path / "site"), str(tmp_path / "state"))
+    world = site.site_world(place, experiment("method=rscfed"), site.Terms(("a", "b"), 1, 4, (0.5,), (0.25,)))
     assert world.info(0, 1) == ClientInfo(0, 0, 3)
     images = world.site(0, 1, Rng(0), torch.nn.Identity()).unlabeled
     assert images is not None
@@ -595,9 +596,9 @@ def test_a_site_needs_no_labels_and_no_list_of_classes(tmp_path):
 def test_labels_mean_what_their_names_say_whatever_classes_a_site_has(tmp_path):
     for label in ("cat", "ant"):
         grey(tmp_path / "site" / label / f"{label}.png", 7 if label == "ant" else 9)
-    terms = apart.Terms(("dog", "cat", "bee", "ant"), 1, 4, (0.5,), (0.25,))
-    place = apart.Place(0, str(tmp_path / "site"), str(tmp_path / "state"))
-    world = apart.site_world(place, experiment("method=rscfed"), terms)
+    terms = site.Terms(("dog", "cat", "bee", "ant"), 1, 4, (0.5,), (0.25,))
+    place = site.Place(0, str(tmp_path / "site"), str(tmp_path / "state"))
+    world = site.site_world(place, experiment("method=rscfed"), terms)
     assert world.dataset.splits["train"].labels.tolist() == [3, 1]
     with pytest.raises(BadInput, match="has images of 'ant', which is no class of this federation; it has dog, cat"):
-        apart.site_world(place, experiment("method=rscfed"), replace(terms, classes=("dog", "cat")))
+        site.site_world(place, experiment("method=rscfed"), replace(terms, classes=("dog", "cat")))

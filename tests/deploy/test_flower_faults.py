@@ -17,14 +17,16 @@ from safetensors import safe_open
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
-from fewlabel import apart, programs, resident, wire
+from fewlabel.core import wire
+from fewlabel.core.federation import Model, train
+from fewlabel.deploy import processes as programs
+from fewlabel.deploy import site, site_process
+from fewlabel.engine.rounds import Simulation
+from fewlabel.engine.run import prepare as prepare_simulation
+from fewlabel.engine.run import read_rounds
 from fewlabel.experiment import Experiment
-from fewlabel.federation import Model, train
-from fewlabel.runs import prepare as prepare_simulation
-from fewlabel.runs import read_rounds
-from fewlabel.simulate import Simulation
+from tests.deploy.test_flower import experiment, federate, first, lines, room, simulated, split, weights
 from tests.flower_processes import Processes
-from tests.test_flower import experiment, federate, first, lines, room, simulated, split, weights
 
 pytestmark = pytest.mark.slow
 
@@ -48,23 +50,23 @@ MOODS = {
     "hang": hang,
     "die": lambda upload: os._exit(9),
 }
-ODD = "import json, sys; from pathlib import Path; from tests.test_flower_faults import odd; "
+ODD = "import json, sys; from pathlib import Path; from tests.deploy.test_flower_faults import odd; "
 ODD += "odd(json.loads(sys.argv[1]), Path(sys.argv[2]))"
 
 
 def odd(place: dict, socket: Path) -> None:
-    honest, file = apart.reply, socket.with_suffix(".moods")
+    honest, file = site.reply, socket.with_suffix(".moods")
 
     def reply(config, parts):
-        order, made = wire.unpack(apart.Order, parts["order"]), honest(config, parts)
+        order, made = wire.unpack(site.Order, parts["order"]), honest(config, parts)
         moods = json.loads(file.read_text()) if file.exists() and order.kind == "client" else {}
         if (mood := moods.get(str(order.round))) is None:
             return made
         file.with_suffix(".seen").write_text(mood)
         return {"failed": "OSError"} if mood == "fail" else {"upload": MOODS[mood](made["upload"])}
 
-    apart.reply = reply
-    resident.reside(place, socket)
+    site.reply = reply
+    site_process.reside(place, socket)
 
 
 class Sites(Processes):

@@ -28,25 +28,25 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.supercore.error import FlowerError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
-from fewlabel import front, trust
+from fewlabel.deploy import gateway, keys
 from tests.flower_processes import free_ports
 
 
 def federation(folder: Path) -> None:
     """A federation on this machine, and the keys of its two members."""
-    trust.create(folder, trust.Federation("loopback", "127.0.0.1:1", "0"), {})
+    keys.create(folder, keys.Federation("loopback", "127.0.0.1:1", "0"), {})
     for client in range(2):
-        member(folder, client, trust.new_key(folder / f"key{client}", ssh=True))
+        member(folder, client, keys.new_key(folder / f"key{client}", ssh=True))
 
 
 def member(folder: Path, client: int, key: EllipticCurvePrivateKey) -> None:
-    one = trust.Member(client, f"site {client}", trust.public_half(key), str(client), "")
-    trust.write_members(folder, (*trust.members(folder), one))
+    one = keys.Member(client, f"site {client}", keys.public_half(key), str(client), "")
+    keys.write_members(folder, (*keys.members(folder), one))
 
 
 def signed(key: EllipticCurvePrivateKey, ago: float = 0) -> dict[str, str]:
     """What a node with this key says of itself in each call: as Flower does, and by Flower's own functions."""
-    moment = (trust.now() - timedelta(seconds=ago)).isoformat()
+    moment = (keys.now() - timedelta(seconds=ago)).isoformat()
     return {
         "flwr-public-key": b64encode(public_key_to_bytes(key.public_key())).decode(),
         "flwr-timestamp": moment,
@@ -115,13 +115,13 @@ class Fronted:
 
     def signed(self, data: bytes, client: int = 0) -> bytes:
         """The same bytes, each of their calls with the key of a member."""
-        headers = signed(trust.load_key(self.folder / f"key{client}"))
+        headers = signed(keys.load_key(self.folder / f"key{client}"))
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         return data.replace(b"host: a\r\n", b"host: a\r\n" + lines.encode())
 
     def client(self, client: int = 0) -> httpx.Client:
         """A member's calls."""
-        return self.caller(signed(trust.load_key(self.folder / f"key{client}")))
+        return self.caller(signed(keys.load_key(self.folder / f"key{client}")))
 
     def caller(self, headers: dict[str, str]) -> httpx.Client:
         address = f"https://127.0.0.1:{self.port}"
@@ -141,9 +141,9 @@ def rest(connection: ssl.SSLSocket) -> bytes:
 
 def started(folder: Path, to: int, change: str = "") -> tuple[subprocess.Popen, int]:
     (port,) = free_ports(1)
-    command = ["-m", "fewlabel.front"]
+    command = ["-m", "fewlabel.deploy.gateway"]
     if change:
-        command = ["-c", f"from fewlabel import front; front.{change}; front.main()"]
+        command = ["-c", f"from fewlabel import front; front.{change}; gateway.main()"]
     files = ["--certificate", folder / "server.pem", "--key", folder / "server.key", "--ca", folder / "ca.pem"]
     files += ["--members", folder]
     with (log := folder / f"front{port}.log").open("w") as file:
@@ -183,11 +183,11 @@ NODE = {
 }
 
 
-@pytest.mark.parametrize("path", sorted(path.decode() for path in front.PATHS))
+@pytest.mark.parametrize("path", sorted(path.decode() for path in gateway.PATHS))
 def test_a_nodes_call_passes_with_its_headers_and_its_body(fronted, path):
     fronted.server.seen.clear()
     others = {"cookie": "c=d", "x-forwarded-for": "10.0.0.1", "flwr-task-token": "stolen", "authorization": "Bearer x"}
-    own = NODE | signed(trust.load_key(fronted.folder / "key0"))
+    own = NODE | signed(keys.load_key(fronted.folder / "key0"))
     with fronted.caller(own | others) as client:
         answer = client.post(path, content=b"a call")
     assert (answer.status_code, answer.content, answer.headers["content-type"]) == (
@@ -207,7 +207,7 @@ BIG = b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n
 
 def strangers(folder: Path, stranger: EllipticCurvePrivateKey) -> dict[str, tuple[dict[str, str], str]]:
     """Who is no member, though most of them know the key of one, and what they are told."""
-    key = trust.load_key(folder / "key0")
+    key = keys.load_key(folder / "key0")
     own, other = signed(key), signed(stranger)
     return {
         "nobody": ({}, "its key is not enrolled"),
@@ -223,7 +223,7 @@ def strangers(folder: Path, stranger: EllipticCurvePrivateKey) -> dict[str, tupl
 
 
 def test_who_is_no_member_is_refused_before_a_byte_of_a_body_is_passed_on(fronted, tmp_path):
-    for headers, why in strangers(fronted.folder, trust.new_key(tmp_path / "stranger", ssh=True)).values():
+    for headers, why in strangers(fronted.folder, keys.new_key(tmp_path / "stranger", ssh=True)).values():
         fronted.server.connections.clear()
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
         with fronted.connect() as connection:
@@ -240,24 +240,24 @@ def test_who_is_no_member_is_refused_before_a_byte_of_a_body_is_passed_on(fronte
 
 
 def test_who_is_enrolled_meanwhile_passes_at_once(fronted, tmp_path):
-    key = trust.new_key(tmp_path / "late", ssh=True)
-    before = trust.members(fronted.folder)
+    key = keys.new_key(tmp_path / "late", ssh=True)
+    before = keys.members(fronted.folder)
     with fronted.caller(signed(key)) as client:
         assert client.post(FLEET.decode(), content=b"x").status_code == 412
         member(fronted.folder, 2, key)
         assert client.post(FLEET.decode(), content=b"x").status_code == 200
-        trust.write_members(fronted.folder, before)
+        keys.write_members(fronted.folder, before)
         assert client.post(FLEET.decode(), content=b"x").status_code == 412
 
 
 def test_who_is_removed_within_one_tick_of_the_clock_is_refused(tmp_path):
     federation(folder := tmp_path / "federation")
-    heads = [value.encode() for value in signed(trust.load_key(folder / "key0")).values()]
-    roll, there = trust.Roll(folder), (folder / trust.MEMBERS).stat()
+    heads = [value.encode() for value in signed(keys.load_key(folder / "key0")).values()]
+    roll, there = keys.Roll(folder), (folder / keys.MEMBERS).stat()
     assert roll.signer(*heads).client == 0
-    trust.write_members(folder, trust.members(folder)[1:])
-    os.utime(folder / trust.MEMBERS, ns=(there.st_atime_ns, there.st_mtime_ns))
-    with pytest.raises(trust.BadInput, match="not enrolled"):
+    keys.write_members(folder, keys.members(folder)[1:])
+    os.utime(folder / keys.MEMBERS, ns=(there.st_atime_ns, there.st_mtime_ns))
+    with pytest.raises(keys.BadInput, match="not enrolled"):
         roll.signer(*heads)
 
 
@@ -282,7 +282,7 @@ def test_a_member_has_no_more_under_way_than_one_message_may_have_and_all_have_a
 
 
 def test_one_address_or_member_cannot_take_all_connections(fronted):
-    process, port = started(fronted.folder, fronted.server.server_address[1], "EACH = 3; front.FIRST = 600")
+    process, port = started(fronted.folder, fronted.server.server_address[1], "EACH = 3; gateway.FIRST = 600")
     other = Fronted(fronted.folder, fronted.server, process, port)
     call = b"POST " + FLEET + HEAD
     with ExitStack() as stack:
@@ -474,7 +474,7 @@ def test_a_superlink_that_is_away_or_is_another_costs_a_node_a_retry(tmp_path):
 
 
 def test_who_is_slow_is_cut_off(fronted):
-    change = "SECONDS = front.FIRST = 0.5; front.RATE = 1000"
+    change = "SECONDS = gateway.FIRST = 0.5; gateway.RATE = 1000"
     process, port = started(fronted.folder, fronted.server.server_address[1], change)
     slow = Fronted(fronted.folder, fronted.server, process, port)
     with socket.create_connection(("127.0.0.1", port), 30) as connection:  # without TLS
@@ -572,7 +572,7 @@ def test_what_cannot_be_used_is_said_in_a_sentence(fronted, change, message):
     given = {"--certificate": "server.pem", "--key": "server.key", "--ca": "ca.pem", "--members": "."}
     given |= {"--listen": f"127.0.0.1:{free_ports(1)[0]}", "--to": "127.0.0.1:1"}
     given |= {k: f"127.0.0.1:{fronted.port}" if v == "taken" else v for k, v in change.items()}
-    command = [sys.executable, "-m", "fewlabel.front", *(part for pair in given.items() for part in pair)]
+    command = [sys.executable, "-m", "fewlabel.deploy.gateway", *(part for pair in given.items() for part in pair)]
     environment = {"PYTHONPATH": str(Path.cwd())}
     done = subprocess.run(command, cwd=fronted.folder, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode in (2, 4)
@@ -590,7 +590,7 @@ def test_the_calls_and_headers_are_those_of_this_flower():
 
     routes = {(method, route.path.encode()) for route in router.routes for method in route.methods}
     withheld = {b"/v1/fleet/register-node", b"/v1/fleet/unregister-node", b"/v1/fleet/get-fab"}
-    assert routes == {("POST", path) for path in front.PATHS | withheld}
+    assert routes == {("POST", path) for path in gateway.PATHS | withheld}
     named = {
         TIMESTAMP_HEADER,
         constant.FLEET_HTTP_PUBLIC_KEY_HEADER,
@@ -599,11 +599,11 @@ def test_the_calls_and_headers_are_those_of_this_flower():
         constant.FLWR_PACKAGE_VERSION_METADATA_KEY,
         constant.FLWR_COMPONENT_NAME_METADATA_KEY,
     }
-    assert {name.encode() for name in named | {"content-type", "accept"}} == front.HEADERS
-    assert (trust.AHEAD, trust.LATE) == (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
-    assert constant.VERSION_INCOMPATIBILITY_MESSAGE_METADATA_KEY.encode() in front.ANSWERED
+    assert {name.encode() for name in named | {"content-type", "accept"}} == gateway.HEADERS
+    assert (keys.AHEAD, keys.LATE) == (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
+    assert constant.VERSION_INCOMPATIBILITY_MESSAGE_METADATA_KEY.encode() in gateway.ANSWERED
 
 
 def test_it_loads_neither_flower_nor_pytorch():
-    code = "import sys, fewlabel.front; print({'torch', 'flwr'} & set(sys.modules))"
+    code = "import sys, fewlabel.deploy.gateway; print({'torch', 'flwr'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -18,10 +18,10 @@ pytest.importorskip("cryptography", reason="it comes with Flower: pip install 'f
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fewlabel import trust
-from fewlabel.apart import Introduction
-from fewlabel.errors import BadInput
-from fewlabel.federation import ClientInfo
+from fewlabel.core.errors import BadInput
+from fewlabel.core.federation import ClientInfo
+from fewlabel.deploy import keys
+from fewlabel.deploy.site import Introduction
 
 
 @pytest.fixture
@@ -30,28 +30,28 @@ def folder(tmp_path: Path) -> Path:
 
 
 def made(where: Path, name: str, address: str = "localhost:9443") -> Path:
-    trust.create(where / name, trust.Federation(name, address, "0.1.0"), {})
+    keys.create(where / name, keys.Federation(name, address, "0.1.0"), {})
     return where / name
 
 
 def enrolled(folder: Path, where: Path, client: int = 0, name: str = "north") -> Path:
     """An enrolment as a site writes it, with a new key."""
     where.mkdir(exist_ok=True)
-    trust.new_key(where / "key", ssh=True)
+    keys.new_key(where / "key", ssh=True)
     path = where / "enrolment.json"
-    path.write_bytes(trust.document(asdict(trust.enrol(folder / "trust", where / "key", client, name))))
+    path.write_bytes(keys.document(asdict(keys.enrol(folder / "trust", where / "key", client, name))))
     return path
 
 
-def admit(folder: Path, path: Path) -> trust.Member:
-    return trust.admit(folder, trust.read_enrolment(path))
+def admit(folder: Path, path: Path) -> keys.Member:
+    return keys.admit(folder, keys.read_enrolment(path))
 
 
 def test_an_enrolment_makes_a_member_and_says_all_of_it(folder, tmp_path):
     member = admit(folder, enrolled(folder, tmp_path / "a", 3))
     assert (member.client, member.name, member.node) == (3, "north", None)
-    assert member.key == trust.public_half(trust.load_key(tmp_path / "a" / "key"))
-    assert trust.members(folder) == (member,)
+    assert member.key == keys.public_half(keys.load_key(tmp_path / "a" / "key"))
+    assert keys.members(folder) == (member,)
 
 
 def test_no_secret_is_for_others_to_read_or_in_what_is_given_away(folder, tmp_path):
@@ -66,16 +66,16 @@ def test_no_secret_is_for_others_to_read_or_in_what_is_given_away(folder, tmp_pa
 
 def test_a_key_that_others_can_read_or_that_is_none_is_refused(tmp_path):
     key = tmp_path / "key"
-    trust.new_key(key, ssh=True)
+    keys.new_key(key, ssh=True)
     with pytest.raises(BadInput, match="never overwritten"):
-        trust.new_key(key, ssh=True)
+        keys.new_key(key, ssh=True)
     key.chmod(0o640)
     with pytest.raises(BadInput, match=r"others may read .*; forbid it by: chmod 600"):
-        trust.load_key(key)
+        keys.load_key(key)
     key.chmod(0o600)
     key.write_text("no key")
     with pytest.raises(BadInput, match="is no private key"):
-        trust.load_key(key)
+        keys.load_key(key)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_whatever_is_changed_in_an_enrolment_it_is_refused(change, folder, tmp_p
     path = enrolled(folder, tmp_path / "a")
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(BadInput, match="is not what its key has signed"):
-        trust.read_enrolment(path)
+        keys.read_enrolment(path)
 
 
 def test_another_key_under_the_same_signature_is_refused(folder, tmp_path):
@@ -108,7 +108,7 @@ def test_another_key_under_the_same_signature_is_refused(folder, tmp_path):
     table = json.loads(path.read_text()) | {"key": json.loads(other.read_text())["key"]}
     path.write_text(json.dumps(table))
     with pytest.raises(BadInput, match="is not what its key has signed"):
-        trust.read_enrolment(path)
+        keys.read_enrolment(path)
 
 
 def test_a_second_enrolment_is_refused_whatever_it_repeats(folder, tmp_path):
@@ -116,26 +116,26 @@ def test_a_second_enrolment_is_refused_whatever_it_repeats(folder, tmp_path):
     admit(folder, first)
     with pytest.raises(BadInput, match="'north' is enrolled with this key already, as client 0"):
         admit(folder, first)
-    again = trust.enrol(folder / "trust", tmp_path / "a" / "key", 5, "south")
+    again = keys.enrol(folder / "trust", tmp_path / "a" / "key", 5, "south")
     with pytest.raises(BadInput, match="'north' is enrolled with this key already, as client 0"):
-        trust.admit(folder, again)
+        keys.admit(folder, again)
     commented = replace(again, key=f"{again.key} a comment")
     with pytest.raises(BadInput, match="enrolled with this key already"):
-        trust.admit(folder, commented)
+        keys.admit(folder, commented)
     with pytest.raises(BadInput, match="client 0 is 'north' already; the site needs another --client"):
         admit(folder, enrolled(folder, tmp_path / "b", 0, "south"))
-    assert [member.name for member in trust.members(folder)] == ["north"]
+    assert [member.name for member in keys.members(folder)] == ["north"]
 
 
 def test_a_key_in_another_spelling_is_refused(folder, tmp_path):
     """It would pass for a second key, though its base64 stands for the same."""
     path = enrolled(folder, tmp_path / "a")
-    wish, private = trust.read_enrolment(path), trust.load_key(tmp_path / "a" / "key")
+    wish, private = keys.read_enrolment(path), keys.load_key(tmp_path / "a" / "key")
     changed = replace(wish, key=f"{wish.key[:40]}!{wish.key[40:]}", client=5, nonce="1" * 32)
     signature = private.sign(changed.signed_part(), ec.ECDSA(hashes.SHA384()))
     path.write_text(json.dumps(asdict(replace(changed, signature=base64.b64encode(signature).decode()))))
     with pytest.raises(BadInput, match="is not what its key has signed"):
-        trust.read_enrolment(path)
+        keys.read_enrolment(path)
 
 
 def test_an_enrolment_for_another_federation_is_refused_even_of_the_same_name(folder, tmp_path):
@@ -144,36 +144,36 @@ def test_an_enrolment_for_another_federation_is_refused_even_of_the_same_name(fo
         admit(folder, enrolled(made(tmp_path, "brains"), tmp_path / "a"))
     with pytest.raises(BadInput, match="for another one of the same name"):
         admit(folder, enrolled(made(tmp_path / "x", "lungs"), tmp_path / "b"))
-    assert trust.members(folder) == ()
+    assert keys.members(folder) == ()
 
 
 def test_an_old_enrolment_is_refused(folder, tmp_path, monkeypatch):
-    path, now = enrolled(folder, tmp_path / "a"), trust.now()
-    monkeypatch.setattr(trust, "now", lambda: now + timedelta(days=31))
+    path, now = enrolled(folder, tmp_path / "a"), keys.now()
+    monkeypatch.setattr(keys, "now", lambda: now + timedelta(days=31))
     with pytest.raises(BadInput, match="must not be older than 30 days"):
         admit(folder, path)
-    monkeypatch.setattr(trust, "now", lambda: now - timedelta(days=2))
+    monkeypatch.setattr(keys, "now", lambda: now - timedelta(days=2))
     with pytest.raises(BadInput, match="must not be older than 30 days"):
         admit(folder, path)
-    assert trust.members(folder) == ()
+    assert keys.members(folder) == ()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"client": -1}', "[" * 70_000, '"' + "x" * 70_000 + '"'])
 def test_what_is_no_enrolment_is_refused_by_its_name(text, tmp_path):
     (tmp_path / "odd.json").write_text(text)
     with pytest.raises(BadInput, match=r"odd\.json"):
-        trust.read_enrolment(tmp_path / "odd.json")
+        keys.read_enrolment(tmp_path / "odd.json")
 
 
 @pytest.mark.parametrize("name", ["", " north", "north\n", "\x1b[31mred", "a" * 64, "x/y", "‮north"])
 def test_a_name_that_could_mislead_people_is_refused(name):
     with pytest.raises(BadInput, match="a name has up to 63 letters"):
-        trust.named(name)
+        keys.named(name)
 
 
 @pytest.mark.parametrize("name", ["north", "St. Mary (Ward 3)", "Charité", "a" * 63])
 def test_names_of_hospitals_are_names(name):
-    assert trust.named(name) == name
+    assert keys.named(name) == name
 
 
 @pytest.mark.parametrize(
@@ -181,12 +181,12 @@ def test_names_of_hospitals_are_names(name):
 )
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(BadInput, match="an address is HOST:PORT"):
-        trust.host_and_port(address)
+        keys.host_and_port(address)
 
 
 def test_addresses_have_a_host_and_a_port():
-    assert trust.host_and_port("learn.example.org:9443") == ("learn.example.org", 9443)
-    assert trust.host_and_port("[::1]:9443") == ("::1", 9443)
+    assert keys.host_and_port("learn.example.org:9443") == ("learn.example.org", 9443)
+    assert keys.host_and_port("[::1]:9443") == ("::1", 9443)
 
 
 # A node may be the client that its key is, and no other
@@ -196,9 +196,9 @@ def test_a_node_is_admitted_as_the_client_of_its_key_alone(folder, tmp_path):
     for client in (0, 1):
         admit(folder, enrolled(folder, tmp_path / str(client), client))
     nodes = (13296509793928455766, None)
-    trust.write_members(folder, tuple(replace(m, node=n) for m, n in zip(trust.members(folder), nodes, strict=True)))
-    assert trust.admitted(folder) == {13296509793928455766: 0}
-    gate = trust.gate(folder)
+    keys.write_members(folder, tuple(replace(m, node=n) for m, n in zip(keys.members(folder), nodes, strict=True)))
+    assert keys.admitted(folder) == {13296509793928455766: 0}
+    gate = keys.gate(folder)
     gate(13296509793928455766, claim(0))
     with pytest.raises(BadInput, match="claims to be client 1, and its key is that of client 0"):
         gate(13296509793928455766, claim(1))
@@ -241,7 +241,7 @@ def greeted(folder: Path, authority: Path, name: str) -> str | None:
 def test_the_servers_certificate_is_for_its_address_and_this_machine_and_no_other(address, tmp_path):
     folder = made(tmp_path, "lungs", address)
     ca = folder / "trust" / "ca.pem"
-    for host in (trust.host_and_port(address)[0], "localhost", "127.0.0.1"):
+    for host in (keys.host_and_port(address)[0], "localhost", "127.0.0.1"):
         assert greeted(folder, ca, host) == "TLSv1.3"
     for host in ("example.org", "10.0.0.6", "fd00::6"):
         assert "mismatch" in str(greeted(folder, ca, host))
@@ -253,11 +253,11 @@ def test_a_server_of_another_authority_is_refused(folder, tmp_path):
 
 
 def test_a_certificate_that_ends_soon_is_made_anew_and_trusted_as_before(folder, monkeypatch):
-    assert not trust.renewed(folder, "localhost:9443")
-    before, now = (folder / "server.pem").read_bytes(), trust.now()
+    assert not keys.renewed(folder, "localhost:9443")
+    before, now = (folder / "server.pem").read_bytes(), keys.now()
     with monkeypatch.context() as later:
-        later.setattr(trust, "now", lambda: now + timedelta(days=trust.DAYS_SERVER - 10))
-        assert trust.renewed(folder, "localhost:9443")
+        later.setattr(keys, "now", lambda: now + timedelta(days=keys.DAYS_SERVER - 10))
+        assert keys.renewed(folder, "localhost:9443")
     assert (folder / "server.pem").read_bytes() != before
-    trust.certify(folder, "localhost:9443")
+    keys.certify(folder, "localhost:9443")
     assert greeted(folder, folder / "trust" / "ca.pem", "localhost") == "TLSv1.3"

@@ -12,17 +12,20 @@ import pytest
 import torch
 from PIL import Image
 
-from fewlabel import apart, checkpoint, evaluate, plan, tree, wire
-from fewlabel.consent import consent
-from fewlabel.data.sites import Pixels, Terms, moments
-from fewlabel.errors import BadInput, RunFailed
+from fewlabel.core import metrics, tree, wire
+from fewlabel.core.errors import BadInput, RunFailed
+from fewlabel.core.federation import Model, TooFewReplies, tasks
+from fewlabel.data.site_files import Pixels, Terms, moments
+from fewlabel.deploy import server
+from fewlabel.deploy import site as apart
+from fewlabel.deploy.consent import consent
+from fewlabel.engine import checkpoint
+from fewlabel.engine.run import read_rounds
+from fewlabel.engine.worker import dataset_of
 from fewlabel.experiment import Experiment
-from fewlabel.federation import Model, TooFewReplies, tasks
 from fewlabel.methods import METHODS
-from fewlabel.runs import read_rounds
-from fewlabel.worker import dataset_of
+from tests.data.test_own import dicom
 from tests.nets import tiny
-from tests.test_own_data import dicom
 
 TERMS = Terms(("dog", "cat", "bee", "ant"), 1, 4, (0.5,), (0.25,))
 PLACE = apart.Place(0, "", "")
@@ -180,7 +183,7 @@ def test_sums_that_cannot_be_are_refused(sums, said):
 @pytest.fixture
 def flower():
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
-    from tests import test_flower
+    from tests.deploy import test_flower
 
     return test_flower
 
@@ -209,7 +212,7 @@ def sites(flower, tmp_path):
 def test_mean_and_std_that_terms_leave_open_are_those_of_the_simulator_and_asked_for_once(flower, sites, tmp_path):
     whole, data = sites
     terms = replace(apart.load_terms(data), mean=None, std=None)
-    run = plan.prepare(whole, tmp_path / "run", terms, data=str(data))
+    run = server.prepare(whole, tmp_path / "run", terms, data=str(data))
     first = Heard(lambda order, reply: flower.reply_with(reply, failed="OSError") if order.round == 2 else reply)
     with pytest.raises(TooFewReplies):
         flower.serve(flower.room(data, tmp_path / "state", meddle=first), run)
@@ -225,7 +228,7 @@ def test_mean_and_std_that_terms_leave_open_are_those_of_the_simulator_and_asked
 
 def test_a_site_that_gives_no_sums_is_named(flower, sites, tmp_path):
     whole, data = sites
-    run = plan.prepare(whole, tmp_path / "run", replace(apart.load_terms(data), mean=None, std=None), data=str(data))
+    run = server.prepare(whole, tmp_path / "run", replace(apart.load_terms(data), mean=None, std=None), data=str(data))
     false = wire.pack(Pixels(1, (1,), (1,)))
 
     def meddle(order, reply):
@@ -291,16 +294,16 @@ def test_counts_that_leave_a_site_by_hand():
     y = torch.tensor([0] * 12 + [1] * 8 + [2] * 4)
     scores = torch.tensor([[0.9, 0.1, 0.0]]).repeat(24, 1)
     scores[12:15] = torch.tensor([0.1, 0.9, 0.0])
-    counts = evaluate.shared(scores, y)
+    counts = metrics.shared(scores, y)
     assert counts.confusion.tolist() == [[12, 0, 0], [5, 3, 0], [0, 0, 0]]
     assert counts.histogram is not None
     assert counts.histogram.shape == (3, 2, 64)
     assert counts.histogram[0, 1].nonzero().flatten().tolist() == [57]
     assert counts.histogram[1, 1, [6, 57]].tolist() == [5, 3]
     assert int(counts.histogram[2, 1].sum()) == 0
-    evaluate.check_shared(counts, 3)
+    metrics.check_shared(counts, 3)
     # Of 8 * 12 pairs for class 1, 3 * 12 are in order and 5 * 12 tied: (36 + 30) / 96.
-    assert evaluate.pooled_auc(counts)[0][1] == 66 / 96
+    assert metrics.pooled_auc(counts)[0][1] == 66 / 96
 
 
 @pytest.mark.parametrize(
@@ -316,10 +319,10 @@ def test_counts_that_leave_a_site_by_hand():
     ],
 )
 def test_counts_that_cannot_be_are_refused(change):
-    counts = evaluate.shared(torch.tensor([[0.9, 0.1], [0.2, 0.8]]).repeat(10, 1), torch.tensor([0, 1] * 10))
-    evaluate.check_shared(counts, 2)
+    counts = metrics.shared(torch.tensor([[0.9, 0.1], [0.2, 0.8]]).repeat(10, 1), torch.tensor([0, 1] * 10))
+    metrics.check_shared(counts, 2)
     with pytest.raises(BadInput, match="its counts are refused"):
-        evaluate.check_shared(replace(counts, **change(counts)), 2)
+        metrics.check_shared(replace(counts, **change(counts)), 2)
 
 
 def give_tests(data: Path, counts: dict[int, int]) -> int:

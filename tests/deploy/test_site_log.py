@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fewlabel import apart, audit, resident, wire
-from fewlabel.cli import main
-from fewlabel.data.sites import Terms
-from fewlabel.errors import BadInput, StorageError
+from fewlabel.cli.main import main
+from fewlabel.core import wire
+from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.data.site_files import Terms
+from fewlabel.deploy import site, site_log, site_process
 from fewlabel.experiment import Experiment, dumps
 
 TERMS = Terms(("a", "b"), 1, 4, (0.5,), (0.25,))
@@ -23,9 +24,9 @@ TERMS = Terms(("a", "b"), 1, 4, (0.5,), (0.25,))
 def log(tmp_path) -> Path:
     """Three messages and their replies."""
     for number in range(3):
-        audit.note(tmp_path, "in", [b"order", b"x" * number], "run", number, "local_update")
-        audit.note(tmp_path, "out", [b"up"], "run", number, "local_update")
-    return tmp_path / audit.FILE
+        site_log.note(tmp_path, "in", [b"order", b"x" * number], "run", number, "local_update")
+        site_log.note(tmp_path, "out", [b"up"], "run", number, "local_update")
+    return tmp_path / site_log.FILE
 
 
 def lines(log: Path) -> list[bytes]:
@@ -36,7 +37,7 @@ def forged(line: bytes, **changes) -> bytes:
     """A line with other content, whose own hash is right."""
     table = json.loads(line) | changes
     table.pop("hash")
-    return json.dumps(table | {"hash": audit.hashed(table)}).encode() + b"\n"
+    return json.dumps(table | {"hash": site_log.hashed(table)}).encode() + b"\n"
 
 
 def test_a_line_says_what_it_is_about_and_names_the_line_before(log):
@@ -50,7 +51,7 @@ def test_a_line_says_what_it_is_about_and_names_the_line_before(log):
 
 
 def test_a_whole_log_has_no_faults_and_adds_up(log):
-    account = audit.verify(log)
+    account = site_log.verify(log)
     assert account.faults == ()
     assert account.totals() == {"local_update": {"in": 3, "bytes_in": 18, "out": 3, "bytes_out": 6}}
 
@@ -81,41 +82,41 @@ TAMPERED = {
 def test_a_line_that_was_meddled_with_is_named(how, log):
     tamper, told = TAMPERED[how]
     log.write_bytes(b"".join(tamper(lines(log))))
-    faults = audit.verify(log).faults
+    faults = site_log.verify(log).faults
     assert len(faults) == len(told)
     assert all(fault.startswith(said) for fault, said in zip(faults, told, strict=True)), faults
 
 
 def test_lines_cut_off_at_the_end_show_by_a_head_that_was_noted(log):
-    before = audit.verify(log).head
-    audit.note(log.parent, "in", [], "run", 9, "info")
-    assert audit.verify(log).line_of(before) == 6
+    before = site_log.verify(log).head
+    site_log.note(log.parent, "in", [], "run", 9, "info")
+    assert site_log.verify(log).line_of(before) == 6
     log.write_bytes(b"".join(lines(log)[:5]))
-    assert audit.verify(log).faults == ()
+    assert site_log.verify(log).faults == ()
     with pytest.raises(StorageError, match=f"no line has the hash {before}: the log was cut off or written anew"):
-        audit.verify(log).line_of(before)
-    assert audit.verify(log).line_of(audit.verify(log).head[:8]) == 5
+        site_log.verify(log).line_of(before)
+    assert site_log.verify(log).line_of(site_log.verify(log).head[:8]) == 5
     with pytest.raises(BadInput, match="'1f3c…' is no head: that is 64 hexadecimal digits"):
-        audit.verify(log).line_of("1f3c…")
+        site_log.verify(log).line_of("1f3c…")
 
 
 @pytest.mark.parametrize("left", [1, 40, -1])
 def test_a_line_half_written_when_its_process_was_killed_is_dropped_and_the_chain_goes_on(log, left):
     whole = lines(log)
     log.write_bytes(b"".join(whole[:5]) + whole[5][:left])
-    account = audit.verify(log)
+    account = site_log.verify(log)
     assert (len(account.entries), account.torn, account.faults) == (5, True, ())
-    audit.note(log.parent, "out", [b"up"], "run", 2, "local_update")
-    account = audit.verify(log)
+    site_log.note(log.parent, "out", [b"up"], "run", 2, "local_update")
+    account = site_log.verify(log)
     assert (len(account.entries), account.torn, account.faults) == (6, False, ())
 
 
 def test_processes_that_write_at_once_make_one_chain(tmp_path):
     code = "import sys; from pathlib import Path; from fewlabel import audit\n"
-    code += "for n in range(20): audit.note(Path(sys.argv[1]), 'in', [b'x'], 'run', n, 'info')"
+    code += "for n in range(20): site_log.note(Path(sys.argv[1]), 'in', [b'x'], 'run', n, 'info')"
     writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(3)]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
-    account = audit.verify(tmp_path / audit.FILE)
+    account = site_log.verify(tmp_path / site_log.FILE)
     assert (len(account.entries), account.faults) == (60, ())
 
 
@@ -127,14 +128,14 @@ def config(tmp_path: Path) -> dict:
 
 
 def parts(kind: str = "server", run: str = "0" * 32) -> dict:
-    order = apart.Order(run, dumps(Experiment(method="fedavg")), TERMS, kind, 0, "", 1)
+    order = site.Order(run, dumps(Experiment(method="fedavg")), TERMS, kind, 0, "", 1)
     return {"order": wire.pack(order), "message": b"12345"}
 
 
 def test_what_comes_and_what_leaves_is_logged_even_if_it_is_a_refusal(tmp_path):
     asked = parts()
-    made = apart.reply(config(tmp_path), asked)
-    came, left = audit.verify(tmp_path / "state" / audit.FILE).entries
+    made = site.reply(config(tmp_path), asked)
+    came, left = site_log.verify(tmp_path / "state" / site_log.FILE).entries
     assert (came.task, came.run, came.round, came.bytes) == ("server", "0" * 32, 1, len(asked["order"]) + 5)
     assert came.sha256 == hashlib.sha256(asked["order"] + b"12345").hexdigest()
     assert left.direction == "out"
@@ -143,18 +144,18 @@ def test_what_comes_and_what_leaves_is_logged_even_if_it_is_a_refusal(tmp_path):
 
 def test_what_a_resident_answers_is_logged_as_well(tmp_path):
     socket = tmp_path / "socket"
-    threading.Thread(target=resident.reside, args=(config(tmp_path), socket), daemon=True).start()
+    threading.Thread(target=site_process.reside, args=(config(tmp_path), socket), daemon=True).start()
     while not socket.exists():
         time.sleep(0.01)
-    made = resident.reply({"resident": str(socket)}, parts())
+    made = site_process.reply({"resident": str(socket)}, parts())
     assert made == {"refused": "a client does no 'server'"}
-    assert [entry.direction for entry in audit.verify(tmp_path / "state" / audit.FILE).entries] == ["in", "out"]
+    assert [entry.direction for entry in site_log.verify(tmp_path / "state" / site_log.FILE).entries] == ["in", "out"]
 
 
 def test_an_order_that_cannot_be_read_is_logged_as_such(tmp_path):
-    apart.reply(config(tmp_path), {"order": b"\xff", "message": b""})
-    apart.reply(config(tmp_path), {})
-    entries = audit.verify(tmp_path / "state" / audit.FILE).entries
+    site.reply(config(tmp_path), {"order": b"\xff", "message": b""})
+    site.reply(config(tmp_path), {})
+    entries = site_log.verify(tmp_path / "state" / site_log.FILE).entries
     assert [(entry.task, entry.bytes) for entry in entries if entry.direction == "in"] == [
         ("unreadable", 1),
         ("unreadable", 0),
@@ -162,23 +163,21 @@ def test_an_order_that_cannot_be_read_is_logged_as_such(tmp_path):
 
 
 def test_nothing_leaves_that_cannot_be_written_down(tmp_path, capfd):
-    apart.reply(config(tmp_path), parts())
-    log = tmp_path / "state" / audit.FILE
+    site.reply(config(tmp_path), parts())
+    log = tmp_path / "state" / site_log.FILE
     log.write_bytes(log.read_bytes().replace(b'"out"', b'"in"'))
-    assert apart.reply(config(tmp_path), parts()) == {
-        "failed": "StorageError, about which the site's own log says more"
-    }
+    assert site.reply(config(tmp_path), parts()) == {"failed": "StorageError, about which the site's own log says more"}
     assert "is damaged; look into it by `fewlabel audit`, and move it away" in capfd.readouterr().err
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="nothing leaves this site until it can"):
-        audit.note(tmp_path / "file" / "state", "in", [], "", 0, "")
+        site_log.note(tmp_path / "file" / "state", "in", [], "", 0, "")
 
 
 # The command
 
 
 def test_the_command_shows_what_came_and_left_and_the_head(log, capsys):
-    head = audit.verify(log).head
+    head = site_log.verify(log).head
     assert main(["audit", str(log)]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].split() == ["task", "came", "bytes", "left", "bytes"]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from fewlabel import checkpoint
-from fewlabel.checkpoint import Checkpoints, ClientStates, Saved, lock, write
-from fewlabel.errors import StorageError
+from fewlabel.core.errors import StorageError
+from fewlabel.engine import checkpoint
+from fewlabel.engine.checkpoint import Checkpoints, ClientStates, Saved, lock, write
 
 
 @dataclass(frozen=True)

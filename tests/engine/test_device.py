@@ -6,19 +6,21 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fewlabel import cli, device, wire
+from fewlabel.cli import main
+from fewlabel.core import wire
+from fewlabel.core.errors import BadInput
+from fewlabel.core.federation import Model, Setting
+from fewlabel.core.rng import Rng
 from fewlabel.data import views
 from fewlabel.data.views import VIEWS
-from fewlabel.errors import BadInput
+from fewlabel.engine import device
+from fewlabel.engine.run import execute, prepare, workforce
+from fewlabel.engine.worker import Serial, Worker
 from fewlabel.experiment import Experiment
-from fewlabel.federation import Model, Setting
 from fewlabel.learn import sparse
 from fewlabel.methods import METHODS
-from fewlabel.rng import Rng
-from fewlabel.runs import execute, prepare, workforce
-from fewlabel.worker import Serial, Worker
-from tests.elsewhere import ELSEWHERE, Elsewhere, Far
-from tests.test_conformance import cases, experiment, lines, weights
+from tests.fake_device import ELSEWHERE, Elsewhere, Far
+from tests.methods.test_conformance import cases, experiment, lines, weights
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -132,7 +134,7 @@ def test_a_device_that_is_not_here_is_refused_in_one_sentence(run_dir, tmp_path)
 @without_gpu
 def test_the_command_takes_a_device(tmp_path):
     for name, sentence in (("cuda", "there is no cuda here"), ("tpu", "device must be one of cpu, cuda")):
-        done = CliRunner().invoke(cli.app, ["run", "--device", name, "--out", str(tmp_path / name)])
+        done = CliRunner().invoke(main.app, ["run", "--device", name, "--out", str(tmp_path / name)])
         assert isinstance(done.exception, BadInput)
         assert sentence in str(done.exception)
 

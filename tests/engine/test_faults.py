@@ -18,19 +18,19 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from fewlabel.checkpoint import Checkpoints
-from fewlabel.errors import StorageError
+from fewlabel.core.errors import StorageError
+from fewlabel.core.federation import ClientError
+from fewlabel.engine.checkpoint import Checkpoints
+from fewlabel.engine.pool import Pool, WorkerDied
+from fewlabel.engine.run import Interrupted, execute, prepare, read_rounds
+from fewlabel.engine.worker import Job, Serial
 from fewlabel.experiment import load
-from fewlabel.federation import ClientError
-from fewlabel.pool import Pool, WorkerDied
-from fewlabel.runs import Interrupted, execute, prepare, read_rounds
-from fewlabel.worker import Job, Serial
 from tests.probe import wait_for
 
 RunDir = Callable[..., Path]
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 KEEPER = ("method=tests.keeper:Keeper", "rounds=8")
-EXECUTE = "import pathlib, sys; from fewlabel.runs import execute; execute(pathlib.Path(sys.argv[1]), workers=2)"
+EXECUTE = "import pathlib, sys; from fewlabel.engine.run import execute; execute(pathlib.Path(sys.argv[1]), workers=2)"
 
 
 class Result(NamedTuple):

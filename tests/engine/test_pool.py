@@ -12,15 +12,15 @@ import psutil
 import pytest
 import torch
 
-from fewlabel import wire
+from fewlabel.core import wire
+from fewlabel.core.federation import ClientError, Reply, Site, on_client
 from fewlabel.data import datasets
-from fewlabel.federation import ClientError, Reply, Site, on_client
-from fewlabel.pool import Pool, WorkerDied
-from fewlabel.runs import execute
-from fewlabel.simulate import Executor, Simulation
-from fewlabel.worker import Job, Outcome, Serial
+from fewlabel.engine.pool import Pool, WorkerDied
+from fewlabel.engine.rounds import Executor, Simulation
+from fewlabel.engine.run import execute
+from fewlabel.engine.worker import Job, Outcome, Serial
+from tests.data.test_datasets import mapped
 from tests.probe import Done, Order, Probe, wait_for
-from tests.test_data import mapped
 
 Fed = Callable[..., Simulation]
 
@@ -141,7 +141,10 @@ class Mapper(Probe):
 
 
 def test_workers_share_the_images_of_one_file(run_dir: Callable[..., Path], pool: Pool, tmp_path: Path) -> None:
-    fed, meet = Simulation(run_dir("method=tests.test_pool:Mapper"), pool), [str(tmp_path / name) for name in "ab"]
+    fed, meet = (
+        Simulation(run_dir("method=tests.engine.test_pool:Mapper"), pool),
+        [str(tmp_path / name) for name in "ab"],
+    )
     orders = [Order(touch=mine, wait_for=other) for mine, other in (meet, meet[::-1])]
     replies = [reply.upload for reply in fed.run(fed.method.where, zip(fed.clients[:2], orders, strict=True))]
     assert len({reply.process for reply in replies}) == 2

@@ -13,14 +13,14 @@ import psutil
 import pytest
 
 import fewlabel as fl
-from fewlabel import runs
-from fewlabel.cli import main
-from fewlabel.errors import BadInput
+from fewlabel.cli.main import main
+from fewlabel.core.errors import BadInput
+from fewlabel.engine import run
+from fewlabel.engine.run import execute, read_rounds
 from fewlabel.experiment import read
-from fewlabel.runs import execute, read_rounds
 from tests.conftest import SMALL
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 Start = Callable[..., "subprocess.Popen[str]"]
 # RSCFed, as its clients keep a teacher and are asked several times in a round.
 SETTINGS = [*SMALL, "method=rscfed", "rounds=2", "clients.count=3", "method.group_size=2", "evaluate.local=true"]
@@ -39,7 +39,7 @@ def by_ray() -> Iterator[Start]:
     started = []
 
     def start(*argv: str) -> "subprocess.Popen[str]":
-        words = [sys.executable, "-m", "fewlabel.cli", "run", *argv, "--workers", "2", "--backend", "flower-ray"]
+        words = [sys.executable, "-m", "fewlabel.cli.main", "run", *argv, "--workers", "2", "--backend", "flower-ray"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         pipe = subprocess.PIPE
         started.append(subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe, text=True, process_group=0))
@@ -85,7 +85,7 @@ def test_a_run_on_ray_has_the_simulators_bits_and_is_stopped_and_resumed_like_it
     out, err = resumed.communicate(timeout=300)
     assert (resumed.returncode, json.loads(out)["finished"]) == (0, True), err
     assert [line for line in err.splitlines() if not line.startswith("round ")] == []
-    here = execute(runs.prepare(read({}, [*SETTINGS, "rounds=6"]), tmp_path / "here"), workers=1)
+    here = execute(run.prepare(read({}, [*SETTINGS, "rounds=6"]), tmp_path / "here"), workers=1)
     assert lines(tmp_path / "ray") == lines(tmp_path / "here")
     assert here["last"]["pseudo_labels"]["coverage"] > 0  # which only who holds the hidden labels can tell
     model = "model.safetensors"
@@ -130,7 +130,7 @@ def test_a_backend_that_is_not_there_is_one_sentence(
         fl.run(fl.Experiment(), "run", backend="flower-rya")
     assert main(["run", "--backend", "flower-ray", "--seeds", "0,1"]) == 2
     assert "--backend is for one run at a time" in capsys.readouterr().err
-    monkeypatch.setattr("fewlabel.runs.find_spec", lambda name: None)
+    monkeypatch.setattr("fewlabel.engine.run.find_spec", lambda name: None)
     assert main(["run", "--backend", "flower-ray", "--out", "run"]) == 2
     assert "pip install 'fewlabel[flower]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

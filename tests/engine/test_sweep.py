@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fewlabel.errors import BadInput
+from fewlabel.core.errors import BadInput
+from fewlabel.engine.sweep import grid, place
 from fewlabel.experiment import read
-from fewlabel.sweep import grid, place
 
 
 def test_settings_of_a_method_vary_with_the_method_whatever_their_order():
@@ -23,7 +23,7 @@ def test_what_is_set_cannot_be_varied():
 
 
 def test_a_method_of_ones_own_that_was_edited_is_run_again(tmp_path, monkeypatch):
-    source = (Path(__file__).parent / "keeper.py").read_text()
+    source = (Path(__file__).parents[1] / "keeper.py").read_text()
     (tmp_path / "mykeeper.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     experiment = read({"method": "mykeeper:Keeper"})

@@ -13,15 +13,15 @@ from PIL import Image
 from safetensors import safe_open
 
 import fewlabel as fl
-from fewlabel import evaluate
-from fewlabel.cli import main
-from fewlabel.errors import BadInput
+from fewlabel.cli.main import main
+from fewlabel.core import metrics
+from fewlabel.core.errors import BadInput
+from fewlabel.engine.run import execute
+from fewlabel.engine.worker import World
 from fewlabel.experiment import Data
-from fewlabel.exports import ONNX, by_class, split_of
-from fewlabel.predictions import FILE, Card, Model
-from fewlabel.runs import execute
-from fewlabel.worker import World
-from tests.test_own_data import grey
+from fewlabel.inference.export import ONNX, by_class, split_of
+from fewlabel.inference.predict import FILE, Card, Model
+from tests.data.test_own import grey
 
 SETTINGS = (
     "clients.count=2",
@@ -54,7 +54,7 @@ def ours(run: Path, pixels: np.ndarray) -> np.ndarray:
     """Probabilities of uint8 images, normalised as in training."""
     images = World.open(run).dataset.splits["test"].images
     normalised = (torch.from_numpy(pixels).float() / 255 - torch.tensor(images.mean)) / torch.tensor(images.std)
-    return evaluate.predict(Model.open(run).network, [normalised]).numpy()
+    return metrics.predict(Model.open(run).network, [normalised]).numpy()
 
 
 @pytest.mark.parametrize("network", NETWORKS)

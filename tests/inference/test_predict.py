@@ -16,15 +16,15 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import fewlabel as fl
-from fewlabel import evaluate
-from fewlabel.cli import main
-from fewlabel.errors import BadInput, FewLabelError, StorageError
+from fewlabel.cli.main import main
+from fewlabel.core import metrics
+from fewlabel.core.errors import BadInput, FewLabelError, StorageError
+from fewlabel.core.federation import batch_statistics
+from fewlabel.engine.run import Interrupted, execute, prepare
+from fewlabel.engine.worker import EVALUATION_BATCH, World
 from fewlabel.experiment import read
-from fewlabel.federation import batch_statistics
-from fewlabel.predictions import BATCH, Card, Model, Predictions, Reader
-from fewlabel.runs import Interrupted, execute, prepare
-from fewlabel.worker import EVALUATION_BATCH, World
-from tests.test_own_data import dicom
+from fewlabel.inference.predict import BATCH, Card, Model, Predictions, Reader
+from tests.data.test_own import dicom
 
 SETTINGS = (
     "data.name=folder",
@@ -109,7 +109,7 @@ def evaluated(run: Path) -> torch.Tensor:
     """The test set's probabilities as evaluation computes them, from decoded arrays."""
     images = World.open(run).dataset.splits["test"].images
     rng = torch.Generator()
-    return evaluate.predict(Model.open(run).network, [images.view(torch.arange(len(images.pixels)), "plain", rng)])
+    return metrics.predict(Model.open(run).network, [images.view(torch.arange(len(images.pixels)), "plain", rng)])
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_test_image_from_its_file_gets_the_probabilities_of_evaluation(
     truth = [CLASSES.index(Path(file).parent.name) for file in found.files]
     assert told is not None
     assert (
-        evaluate.measure(torch.tensor(found.probabilities), torch.tensor(truth))["confusion"]
+        metrics.measure(torch.tensor(found.probabilities), torch.tensor(truth))["confusion"]
         == (told["test"]["confusion"])
     )
     assert not found.unreadable
@@ -271,7 +271,7 @@ def test_statistics_that_stayed_at_the_sites_are_those_of_the_images_given(
     assert len(test.pixels) < EVALUATION_BATCH
     batch = test.view(torch.arange(15), "plain", torch.Generator())
     batch_statistics(network, [batch])
-    np.testing.assert_allclose(found.probabilities, evaluate.predict(network, [batch]).numpy(), atol=1e-6)
+    np.testing.assert_allclose(found.probabilities, metrics.predict(network, [batch]).numpy(), atol=1e-6)
     with pytest.raises(BadInput, match="the statistics of several images"):
         fl.predict(run, images / "test" / "dark" / "0.png")
 
@@ -339,7 +339,7 @@ def test_the_csv_needs_a_directory_that_is_there(
 @pytest.mark.parametrize("command", ["predict", "export"])
 def test_help_has_examples_fits_the_screen_and_loads_nothing_slow(command: str) -> None:
     code = (
-        f"import sys\nfrom fewlabel.cli import main\nmain(['{command}', '--help'])\n"
+        f"import sys\nfrom fewlabel.cli.main import main\nmain(['{command}', '--help'])\n"
         "print(*{'torch', 'numpy', 'onnx', 'rich.progress'} & set(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(

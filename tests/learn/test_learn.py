@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from fewlabel.data.sets import Images, Labeled, Unlabeled
+from fewlabel.core.images import Images, Labeled, Unlabeled
+from fewlabel.core.tree import of
 from fewlabel.learn.loop import SGD, Local, fit, memory_of, optimizer, paired
 from fewlabel.learn.losses import proximal
-from fewlabel.tree import of
 from tests.nets import tiny
 
 

@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fewlabel import reproduce, tree
-from fewlabel.federation import ClientInfo
+from fewlabel.core import tree
+from fewlabel.core.federation import ClientInfo
+from fewlabel.core.tree import Tree
+from fewlabel.engine.run import execute, read_rounds
 from fewlabel.learn import residual
-from fewlabel.learn.labeling import class_shares, select, thresholds
 from fewlabel.learn.loop import Local
+from fewlabel.learn.thresholds import class_shares, select, thresholds
 from fewlabel.methods import METHODS
 from fewlabel.methods.cbafed import CBAFed, Message, State, Update
 from fewlabel.methods.fedirm import FedIRM
-from fewlabel.runs import execute, read_rounds
-from fewlabel.tree import Tree
+from fewlabel.papers import reproduce
 from tests.hand import STEP, Sites, Uploads, passes, site, values, weights
 
 L3 = math.log(3)

@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fewlabel import wire
+from fewlabel.core import wire
+from fewlabel.core.errors import BadInput
+from fewlabel.core.federation import Setting, state_kind, tasks, train
 from fewlabel.data import datasets
 from fewlabel.data.partition import Partition
-from fewlabel.errors import BadInput
+from fewlabel.engine.pool import Pool
+from fewlabel.engine.rounds import Simulation
+from fewlabel.engine.run import execute, prepare, read_rounds
+from fewlabel.engine.worker import Job, Serial
 from fewlabel.experiment import Checkpoint as Every
 from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net, Stream
-from fewlabel.federation import Setting, state_kind, tasks, train
 from fewlabel.methods import METHODS
-from fewlabel.pool import Pool
-from fewlabel.runs import execute, prepare, read_rounds
-from fewlabel.simulate import Simulation
-from fewlabel.worker import Job, Serial
 from tests.keeper import Keeper
 
 ROUNDS = 4

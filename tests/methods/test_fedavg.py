@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import nn
 
-from fewlabel import tree
-from fewlabel.cli import main
-from fewlabel.comparison import Comparison
-from fewlabel.data.sets import Images, Labeled
-from fewlabel.errors import BadInput
-from fewlabel.federation import ClientInfo, Reply, Site
+from fewlabel.cli.main import main
+from fewlabel.core import tree
+from fewlabel.core.errors import BadInput
+from fewlabel.core.federation import ClientInfo, Reply, Site
+from fewlabel.core.images import Images, Labeled
+from fewlabel.core.rng import Rng
+from fewlabel.core.tree import Tree
+from fewlabel.engine.rounds import Simulation
+from fewlabel.engine.run import execute, read_rounds
+from fewlabel.engine.worker import Serial
 from fewlabel.learn.agreement import annealed, fixmatch, uda
 from fewlabel.learn.loop import Local
 from fewlabel.methods import METHODS, fedavg
 from fewlabel.methods.fedavg import FedAvg, Message, State
-from fewlabel.results import Result
-from fewlabel.rng import Rng
-from fewlabel.runs import execute, read_rounds
-from fewlabel.simulate import Simulation
-from fewlabel.tree import Tree
-from fewlabel.worker import Serial
+from fewlabel.report.comparison import Comparison
+from fewlabel.report.results import Result
 from tests.hand import Sites, weights
 from tests.hand import site as hand_site
 from tests.nets import linear

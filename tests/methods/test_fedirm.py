@@ -10,15 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fewlabel import models, tree
-from fewlabel.errors import BadInput
+from fewlabel import networks
+from fewlabel.core import tree
+from fewlabel.core.errors import BadInput
+from fewlabel.engine.run import execute, read_rounds
 from fewlabel.experiment import read
 from fewlabel.learn.loop import Local
 from fewlabel.learn.relation import class_sums, entropy, matching, ramp, relation, with_dropout
 from fewlabel.methods import METHODS
 from fewlabel.methods.fedirm import FedIRM, Relation, State
-from fewlabel.reproduce import select
-from fewlabel.runs import execute, read_rounds
+from fewlabel.papers.reproduce import select
 from tests.hand import STEP, Sites, passes, site, values, weights
 from tests.nets import tiny
 
@@ -164,7 +165,7 @@ def test_fedirm_eq4_leaves_out_who_changes_its_mind_under_dropout(changes, expec
 @pytest.mark.parametrize("name", ["simple-cnn", "densenet121", "resnet18"])
 def test_fedirm_eq4_passes_that_share_features_equal_full_passes_to_the_bit(name):
     torch.manual_seed(0)
-    network = models.build(name, 3, 5, 32, dropout=0.5).train()
+    network = networks.build(name, 3, 5, 32, dropout=0.5).train()
     x = torch.randn(3, 3, 32, 32)
     before = tree.of(network)
     torch.manual_seed(1)

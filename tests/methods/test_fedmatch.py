@@ -14,23 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fewlabel import wire
-from fewlabel.cli import main
-from fewlabel.errors import BadInput
-from fewlabel.federation import ClientError, ClientInfo, Model, Reply, Site, accept, tasks
+from fewlabel.cli.main import main
+from fewlabel.core import wire
+from fewlabel.core.errors import BadInput
+from fewlabel.core.federation import ClientError, ClientInfo, Model, Reply, Site, accept, tasks
+from fewlabel.core.tree import Tree
+from fewlabel.engine.run import execute, read_rounds
 from fewlabel.learn import decomposed as decomposed_module
 from fewlabel.learn.agreement import agreed, confident, inter_client
 from fewlabel.learn.decomposed import Decomposed
 from fewlabel.learn.loop import Local
-from fewlabel.learn.rate import Rate, score
+from fewlabel.learn.plateau import Rate, score
 from fewlabel.learn.sparse import Packed, pack, unpack
 from fewlabel.methods import METHODS, fedmatch
 from fewlabel.methods.fedmatch import FedMatch, Helper, Message, State, Update
-from fewlabel.runs import execute, read_rounds
-from fewlabel.tree import Tree
 from tests.hand import STEP, Sites, site, values, weights
+from tests.methods.test_conformance import Recorder
 from tests.nets import tiny
-from tests.test_conformance import Recorder
 
 LN2, LN3 = math.log(2), math.log(3)
 NOTHING = weights([0.0, 0.0])

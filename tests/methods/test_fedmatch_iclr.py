@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fewlabel import wire
-from fewlabel.federation import Model
+from fewlabel.core import wire
+from fewlabel.core.federation import Model
+from fewlabel.engine.run import execute, read_rounds
 from fewlabel.learn.loop import Local
 from fewlabel.learn.sparse import pack, unpack
 from fewlabel.methods import METHODS
 from fewlabel.methods.fedmatch import Helper, Message, State
 from fewlabel.methods.fedmatch_iclr import FedMatchICLR, noise
-from fewlabel.runs import execute, read_rounds
 from tests.hand import STEP, site, values, weights
-from tests.test_conformance import Recorder
-from tests.test_fedmatch import (
+from tests.methods.test_conformance import Recorder
+from tests.methods.test_fedmatch import (
     CONSISTENCY,
     HELPER,
     LN3,

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fewlabel.data.sets import Images
-from fewlabel.federation import ClientInfo, Model
+from fewlabel.core.federation import ClientInfo, Model
+from fewlabel.core.images import Images
 from fewlabel.learn.loop import Local
 from fewlabel.learn.losses import information
 from fewlabel.learn.teacher import MeanTeacher
 from fewlabel.methods import METHODS
 from fewlabel.methods.isofed import IsoFed
 from tests.hand import STEP, Uploads, passes, site, values, weights
-from tests.test_rscfed import (
+from tests.methods.test_rscfed import (
     BETA,
     CONSENSUS,
     CONSISTENT,

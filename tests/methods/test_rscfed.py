@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from fewlabel.federation import ClientInfo, Model, Reply, Site
+from fewlabel.core.federation import ClientInfo, Model, Reply, Site
+from fewlabel.engine.rounds import Simulation
 from fewlabel.learn.consensus import average, by_distance, distance, favour
 from fewlabel.learn.loop import Local
 from fewlabel.learn.teacher import MeanTeacher, Teacher, consistency, sharpen
 from fewlabel.methods import METHODS
 from fewlabel.methods.rscfed import RSCFed
-from fewlabel.reproduce import select
-from fewlabel.simulate import Simulation
+from fewlabel.papers.reproduce import select
 from tests.hand import STEP, Sites, passes, site, weights
 
 ONE = RSCFed(groups=1, beta=0.0, labeled_share=None, local=STEP)  # one group, averaged by size

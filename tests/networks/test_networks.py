@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fewlabel.errors import BadInput, StorageError
-from fewlabel.models import MODELS, Network, build, image_size, vision
-from fewlabel.models.parts import HalfPool, PooledConv
+from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.networks import MODELS, Network, build, image_size, vision
+from fewlabel.networks.parts import HalfPool, PooledConv
 
 NAMES = list(MODELS)
 
@@ -424,7 +424,7 @@ def test_the_default_image_sizes_suit_their_networks() -> None:
 
 def test_importing_the_models_does_not_import_torchvision() -> None:
     code = "import sys, fewlabel.models; sys.exit('torchvision' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 
 # Layers of our own

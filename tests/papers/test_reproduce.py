@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import pytest
 
-from fewlabel import reproduce
-from fewlabel.cli import main
-from fewlabel.data import datasets, files
-from fewlabel.errors import BadInput
+from fewlabel.cli.main import main
+from fewlabel.core.errors import BadInput
+from fewlabel.data import datasets
+from fewlabel.data.published import files
+from fewlabel.engine.sweep import place
 from fewlabel.experiment import Experiment, Stream, load
 from fewlabel.learn.loop import Local
 from fewlabel.methods import METHODS
@@ -23,10 +24,10 @@ from fewlabel.methods.fedavg import FedAvg
 from fewlabel.methods.fedirm import FedIRM
 from fewlabel.methods.isofed import IsoFed
 from fewlabel.methods.rscfed import RSCFed
-from fewlabel.reproduce import Reproduction, plan, select, tables
-from fewlabel.sweep import place
+from fewlabel.papers import reproduce
+from fewlabel.papers.reproduce import Reproduction, plan, select, tables
 
-SHARED = Path(__file__).parents[2] / "shared"
+SHARED = Path(__file__).parents[3] / "shared"
 REAL = os.environ.get("FEWLABEL_DATA")  # as it is outside of the tests
 ROWS = [row for table in tables().values() for row in table.rows]
 DIGITS = ["--set", "data=digits", "--set", "data.image_size=16", "--set", "model=simple-cnn", "--workers", "1"]
@@ -655,6 +656,6 @@ def test_a_metric_that_there_is_not_is_refused_before_anything_runs(fewlabel: Co
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "experiments" / "results").glob("[!t]*.toml")))
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "experiments" / "results").glob("[!t]*.toml")))
 def test_every_row_of_our_own_results_is_a_valid_experiment(path: Path):
     assert [row.experiment() for row in reproduce.read_table(path).rows]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fewlabel.data.drawing import bars, draw, plot, whole
+from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.data.partition import Partition, Share, deal
-from fewlabel.errors import BadInput, StorageError
 from fewlabel.experiment import Clients, Labels
+from fewlabel.report.clients import bars, draw, plot, whole
 
 # Client 0: classes 0, 0, 1 with labels. Client 1 is left out. Client 2: 1, 2, 2, 2, 2 and one nobody knows, no labels.
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 2, -1, 0])

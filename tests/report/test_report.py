@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fewlabel.cli import main
-from fewlabel.comparison import Comparison
+from fewlabel.cli.main import main
+from fewlabel.engine.run import execute, prepare
 from fewlabel.experiment import Experiment, dumps, read
-from fewlabel.figures import ABOUT, MOST_POINTS, left_out, matrix, plots, within_percent
-from fewlabel.report import empty_plot
-from fewlabel.results import METRICS, Result, Row
-from fewlabel.runs import execute, prepare
+from fewlabel.report.comparison import Comparison
+from fewlabel.report.plots import ABOUT, MOST_POINTS, left_out, matrix, plots, within_percent
+from fewlabel.report.results import METRICS, Result, Row
+from fewlabel.report.style import empty_plot
 from tests.conftest import SMALL
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fewlabel.comparison import Comparison, found_in, labels
-from fewlabel.errors import BadInput, StorageError
+from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.engine.run import execute, prepare
 from fewlabel.experiment import Clients, Evaluate, Experiment, Labels, dumps
-from fewlabel.results import METRICS, Result
-from fewlabel.runs import execute, prepare
-from fewlabel.tables import Spread, Table
+from fewlabel.report.comparison import Comparison, found_in, labels
+from fewlabel.report.results import METRICS, Result
+from fewlabel.report.tables import Spread, Table
 
 EXPERIMENT = Experiment(method="fedprox", rounds=2, clients=Clients(count=8))
 
@@ -378,9 +378,9 @@ def test_the_labels_of_an_experiment_may_lie_anywhere(made: Any) -> None:
 
 
 def test_drawing_leaves_pyplot_and_importing_leaves_torch_alone() -> None:
-    code = "import sys, fewlabel.report; print([m for m in ('torch', 'matplotlib', 'rich') if m in sys.modules])"
+    code = "import sys, fewlabel.report.style; print([m for m in ('torch', 'matplotlib', 'rich') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-    code = "import sys; from fewlabel.report import empty_plot, svg; svg(empty_plot('')[0]);"
+    code = "import sys; from fewlabel.report.style import empty_plot, svg; svg(empty_plot('')[0]);"
     code += "print('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 

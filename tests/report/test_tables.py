@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from fewlabel.cli import main
-from fewlabel.comparison import Comparison, holm, paired
+from fewlabel.cli.main import main
 from fewlabel.experiment import Clients, Experiment, Labels, dumps
-from fewlabel.results import METRICS, Result
-from fewlabel.tables import Table, megabytes, seconds
+from fewlabel.report.comparison import Comparison, holm, paired
+from fewlabel.report.results import METRICS, Result
+from fewlabel.report.tables import Table, megabytes, seconds
 
 Made = Callable[..., Result]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fewlabel.cli import main
-from fewlabel.runs import Interrupted, execute, read_rounds
-from fewlabel.track import Tracks, numbers
+from fewlabel.cli.main import main
+from fewlabel.engine.run import Interrupted, execute, read_rounds
+from fewlabel.report.trackers import Tracks, numbers
 from tests.conftest import SMALL
 
 RunDir = Callable[..., Path]
@@ -152,7 +152,7 @@ def test_what_is_missing_or_unknown_is_said_before_anything_is_written(
     assert said("tensorbord") == "fewlabel: --track knows tensorboard and mlflow, found 'tensorbord'\n"
     for name in ("mlflow", "sqlalchemy"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr("fewlabel.track.find_spec", lambda name: None if name == "sqlalchemy" else object())
+    monkeypatch.setattr("fewlabel.report.trackers.find_spec", lambda name: None if name == "sqlalchemy" else object())
     assert said("mlflow") == "fewlabel: --track mlflow needs sqlalchemy: pip install 'fewlabel[track]'\n"
     assert not (tmp_path / "run").exists()
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from fewlabel import checkpoint
-from fewlabel.cli import main
-from fewlabel.watch import LOOKS, Watcher, spark
+from fewlabel.cli.main import main
+from fewlabel.engine import checkpoint
+from fewlabel.report.watch import LOOKS, Watcher, spark
 
 RunDir = Callable[..., Path]
 
@@ -116,7 +116,7 @@ def test_runs_alike_in_name_and_seed_are_told_apart_by_their_directories(
 
 
 def test_it_reads_what_changed_and_ends_with_the_run(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fewlabel.watch.PAUSE", 0.0)
+    monkeypatch.setattr("fewlabel.report.watch.PAUSE", 0.0)
     directory = run_dir("method=fedprox")
     views = Watcher(directory).views()
     with checkpoint.lock(directory):

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from fewlabel.data import own, pictures
-from fewlabel.data.listing import Found, Item, counted
+from fewlabel.data import pictures
+from fewlabel.data.own import read
+from fewlabel.data.own.listing import Found, Item, counted
 from fewlabel.data.pictures import EMPTY, Unreadable
 
 UNKNOWN = ("na", "n/a", "nan", "none", "null", "unknown", "?", "-")  # labels that people may mean by none
@@ -155,12 +156,12 @@ def looks(found: Found) -> Iterator[Look]:
             header = pictures.header(item.file)
             channels, height, width = pictures.read(item.file, header.colour).shape
             item = replace(item, patient=item.patient or header.patient)
-            yield Look(item, own.content(item.file), (channels, width, height))
+            yield Look(item, read.content(item.file), (channels, width, height))
         except Unreadable as error:
             yield Look(item, failure=str(error))
 
 
 def looks_at_arrays(found: Found) -> Iterator[Look]:
-    for item, image in zip(found.items, own.stored(found), strict=True):
+    for item, image in zip(found.items, read.stored(found), strict=True):
         channels, height, width = image.shape
-        yield Look(item, own.fingerprint_of(image), (channels, width, height))
+        yield Look(item, read.fingerprint_of(image), (channels, width, height))

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.data import pictures
-from fewlabel.data.listing import (
+from fewlabel.data.own.listing import (
     CLASSES,
     PATIENTS,
     SPLITS,
@@ -25,8 +26,7 @@ from fewlabel.data.listing import (
     named_classes,
     refuse_twice,
 )
-from fewlabel.data.published import npz_shape, reading
-from fewlabel.errors import BadInput, StorageError
+from fewlabel.data.published.readers import npz_shape, reading
 
 ALIEN = (".heic", ".heif", ".avif", ".jp2", ".j2k", ".jpf", ".jpx")  # images, whether or not Pillow here reads them
 COLUMNS = {

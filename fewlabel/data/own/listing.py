@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.data.raw import Scale
-from fewlabel.errors import BadInput, StorageError
 
 SPLITS = {"train": "train", "val": "validation", "test": "test"} | {  # as in an npz, and what others write
     "training": "train",

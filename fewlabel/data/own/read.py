@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fewlabel.data import layouts, pictures
-from fewlabel.data.listing import Found, Item, counted, folders
+from fewlabel.core.errors import BadInput
+from fewlabel.data import pictures
+from fewlabel.data.own import layouts
+from fewlabel.data.own.listing import Found, Item, counted, folders
 from fewlabel.data.pictures import Unreadable
-from fewlabel.data.published import npz_images
+from fewlabel.data.published.readers import npz_images
 from fewlabel.data.raw import CHUNK, Part, Raw, Scale
-from fewlabel.errors import BadInput
 
 KINDS = {
     "folder": "your own images: data.path is a folder with a folder for each class, and `unlabeled` for the rest",

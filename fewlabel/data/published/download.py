@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fewlabel.data.files import File, md5_of
-from fewlabel.errors import BadInput, FewLabelError, StorageError
+from fewlabel.core.errors import BadInput, FewLabelError, StorageError
+from fewlabel.data.published.files import File, md5_of
 
 Progress = Callable[[str, int, int | None], None]  # a file's name, its bytes so far, and of how many if that is known
 

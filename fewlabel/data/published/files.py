@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.data.raw import Raw
-from fewlabel.errors import BadInput, StorageError
 
 Sums = dict[str, tuple[int, int, str]]  # of each path its size, its time in nanoseconds, and its md5 as of then
 

@@ -23,12 +23,12 @@ from typing import IO, Any
 
 import numpy as np
 
+from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.data import pictures
-from fewlabel.data.files import File, Form, Source, cache
-from fewlabel.data.medmnist import MEDMNIST, URL
-from fewlabel.data.pickled import unpickle
+from fewlabel.data.published.files import File, Form, Source, cache
+from fewlabel.data.published.medmnist import MEDMNIST, URL
+from fewlabel.data.published.pickled import unpickle
 from fewlabel.data.raw import CHUNK, Part, Raw
-from fewlabel.errors import BadInput, StorageError
 
 FASHION = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",

@@ -1,0 +1,1 @@
+"""The command `fewlabel`: one module for each group of subcommands."""

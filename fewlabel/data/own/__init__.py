@@ -1,0 +1,1 @@
+"""Images of your own: folders, tables, npz files and DICOM."""

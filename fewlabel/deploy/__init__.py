@@ -1,0 +1,1 @@
+"""A federation between machines: sites, server, messages over Flower, keys, consent and logs."""

@@ -1,0 +1,1 @@
+"""A trained model in use: its card, predictions and exports."""

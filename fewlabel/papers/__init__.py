@@ -1,0 +1,1 @@
+"""The tables of five papers as TOML, every row an experiment, and the code that runs them."""

@@ -1,0 +1,1 @@
+"""What came out of runs: results, comparisons, tables, plots, the page, the terminal, trackers."""
