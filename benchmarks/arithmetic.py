@@ -26,8 +26,9 @@ from benchmarks.measure import at_most, machine, ratio, short  # noqa: E402
 from fewlabel import networks  # noqa: E402
 from fewlabel.core import tree  # noqa: E402
 from fewlabel.core.federation import ClientInfo, Site  # noqa: E402
-from fewlabel.core.images import Images, Labeled, Unlabeled  # noqa: E402
+from fewlabel.core.images import Labeled, Unlabeled  # noqa: E402
 from fewlabel.core.rng import Rng  # noqa: E402
+from fewlabel.data.images import Images  # noqa: E402
 from fewlabel.learn.decomposed import Decomposed, summed  # noqa: E402
 from fewlabel.learn.loop import fit, optimizer  # noqa: E402
 from fewlabel.learn.losses import information  # noqa: E402

@@ -55,8 +55,8 @@ def main() -> dict[str, Any]:
     from fewlabel.deploy import processes
     from fewlabel.deploy.server import prepare
     from fewlabel.deploy.site import load_terms
-    from fewlabel.engine.run import read_rounds
-    from fewlabel.engine.worker import dataset_of
+    from fewlabel.engine.record import read_rounds
+    from fewlabel.engine.world import dataset_of
     from fewlabel.experiment import Data
     from tests.flower_processes import Processes
 

@@ -30,7 +30,8 @@ if str(ROOT) not in sys.path:
 
 from benchmarks.measure import machine, short  # noqa: E402
 from fewlabel.core import tree, wire  # noqa: E402
-from fewlabel.core.federation import EVERY_CLIENT, ClientInfo, Federation, Site, accept, broadcast, on_client, tasks  # noqa: E402
+from fewlabel.core.federation import EVERY_CLIENT, ClientInfo, Federation, Site, broadcast  # noqa: E402
+from fewlabel.core.tasks import accept, on_client, tasks  # noqa: E402
 from fewlabel.core.tree import Tree  # noqa: E402
 from fewlabel.data.datasets import Raw  # noqa: E402
 from fewlabel.engine import run as runs  # noqa: E402
@@ -53,7 +54,7 @@ class Model:
 class Echo:
     """FedAvg whose clients send back what they get."""
 
-    settings = frozenset({EVERY_CLIENT})
+    label_places = frozenset({EVERY_CLIENT})
 
     def init(self, fed: Federation) -> Model:
         return Model(tree.of(fed.server.model))

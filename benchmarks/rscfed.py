@@ -79,12 +79,12 @@ def ours(turn: Turn) -> None:
 def limit(turn: Turn, plain: bool = False) -> None:
     import torch
 
-    from fewlabel.engine.rounds import Simulation
+    from fewlabel.engine.rounds import Server
 
     torch.set_num_threads(1)  # before there are forks, which would not survive a pool of threads
     context, pipes, number = multiprocessing.get_context("fork"), [], AHEAD
     with tempfile.TemporaryDirectory() as folder:
-        fed = Simulation(prepared(folder))
+        fed = Server(prepared(folder))
         for core in range(CORES):
             here, there = context.Pipe()
             context.Process(target=loop, args=(fed, core, plain, there), daemon=True).start()

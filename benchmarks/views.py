@@ -24,7 +24,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks.measure import machine  # noqa: E402
 from fewlabel import networks  # noqa: E402
-from fewlabel.core.images import Images  # noqa: E402
+from fewlabel.data.images import Images  # noqa: E402
 from fewlabel.learn.loop import SGD, Local, fit  # noqa: E402
 
 BATCH, SIZE, ROUNDS = 64, 32, 31

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fewlabel import networks
-from fewlabel.core.images import Images, Labeled
+from fewlabel.core.images import Labeled
+from fewlabel.data.images import Images
 from fewlabel.learn.loop import Local
 
 FOLDER = "FEWLABEL_BENCH"  # the variable that says where it is
@@ -94,7 +95,7 @@ def experiment(clients: int, per_round: int, batch: int, alpha: float | None, ro
 def lay_out(folder: Path, images: int, **settings: Any) -> None:
     """Writes the work into a folder: Fashion-MNIST's first images, dealt out as FewLabel deals them."""
     from fewlabel.data import datasets, partition
-    from fewlabel.engine.worker import dataset_of
+    from fewlabel.engine.world import dataset_of
 
     train = datasets.load("fashion-mnist", 32).splits["train"]
     os.environ |= {FOLDER: str(folder), "XDG_CACHE_HOME": str(folder / "cache")}

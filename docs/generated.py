@@ -15,10 +15,12 @@ import click
 import typer
 
 import fewlabel
-from fewlabel import display, learn
+from fewlabel import learn
 from fewlabel.cli.main import app
-from fewlabel.core.federation import tasks
+from fewlabel.core import federation as describes
+from fewlabel.core.tasks import tasks
 from fewlabel.methods import METHODS
+from fewlabel.report import terminal
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -29,7 +31,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def settings(method: str = "") -> str:
     """What `fewlabel list settings METHOD` says."""
-    rows = [row for row in display.settings_of(method) if not (method and row["name"] == "method.name")]
+    rows = [row for row in terminal.settings_of(method) if not (method and row["name"] == "method.name")]
     told = (
         [f"`{row['name']}`", f"`{row['default']}`", "; ".join(filter(None, [row["about"], row["allowed"]]))]
         for row in rows
@@ -39,28 +41,29 @@ def settings(method: str = "") -> str:
 
 def names(what: str) -> str:
     """What `fewlabel list WHAT` says."""
-    return table(["name", "what it is"], ([f"`{row['name']}`", row["about"]] for row in display.known(what)))
+    return table(["name", "what it is"], ([f"`{row['name']}`", row["about"]] for row in terminal.known(what)))
 
 
 def methods() -> str:
     """All methods, and where labels may be for each."""
-    rows = display.known("methods")
+    rows = terminal.known("methods")
     return table(
-        ["name", "what it is", "labels at"], ([f"`{r['name']}`", r["about"], ", ".join(r["settings"])] for r in rows)
+        ["name", "what it is", "labels at"],
+        ([f"`{r['name']}`", r["about"], ", ".join(r["label_places"])] for r in rows),
     )
 
 
 def leaves(method: str) -> str:
     """What leaves a site in words, and by the annotations of the tasks: all that can cross."""
-    found, chosen = tasks(type(METHODS[method])), display.leaves(METHODS[method])
+    found, chosen = tasks(type(METHODS[method])), describes.leaves(METHODS[method])
     rows = (
         [f"`{task.name}`", contents(task.message), contents(task.upload), contents(task.state)]
         for task in found.values()
         if "client" in task.places
     )
-    words = chosen.removeprefix("What leaves a site: ")
+
     head = ["task at a site", "it gets", "it sends", "it keeps for itself"]
-    return f"{words[:1].upper()}{words[1:]}\n\n{table(head, rows)}"
+    return f"{chosen}\n\n{table(head, rows)}"
 
 
 def contents(kind: object) -> str:
@@ -113,7 +116,7 @@ def option(found: click.Option) -> str:
     return f"`{', '.join(found.opts)}{value}`"
 
 
-AUTHORS = ("federation.Model", "federation.Reply", "data.sets.Labeled", "data.sets.Unlabeled")
+AUTHORS = ("core.federation.Model", "core.federation.Reply", "core.images.Labeled", "core.images.Unlabeled")
 
 
 def python() -> str:
@@ -126,7 +129,7 @@ def python() -> str:
     ]
     modules = [f"learn.{module.name}" for module in pkgutil.iter_modules(learn.__path__)]
     own = [f".. autoclass:: fewlabel.{name}\n   :members:\n" for name in AUTHORS]
-    own += [f".. automodule:: fewlabel.{name}\n   :members:\n" for name in ("tree", *modules)]
+    own += [f".. automodule:: fewlabel.{name}\n   :members:\n" for name in ("core.tree", *modules)]
     return f"{rst(parts)}\n\n## To write methods with\n\n{rst(own)}"
 
 

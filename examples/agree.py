@@ -1,20 +1,17 @@
-"""Agree: an unlabeled image is trained on where the model is sure of it, and says the same of a strong view.
-
-What leaves a site: its weights, which can betray training images, and how many it trained on; sums alone would do."""
+"""Agree: train on an unlabeled image if the model is sure of it, and says the same of a strong view."""
 
 from dataclasses import dataclass
 
 from torch.nn.functional import cross_entropy
 
-from fewlabel import SOME_CLIENTS, Federation, Site, broadcast, on_client, tree
-from fewlabel.core.federation import Model
+from fewlabel import SOME_CLIENTS, Federation, Model, Site, Weights, broadcast, on_client
 from fewlabel.learn.loop import Local, fit, optimizer
 from fewlabel.learn.thresholds import predict
 
 
 @dataclass(frozen=True)
 class Update:  # what leaves a site
-    model: tree.Tree
+    model: Weights  # what `fed.mean` averages
     used: int  # images trained on
 
 
@@ -22,17 +19,18 @@ class Update:  # what leaves a site
 class Agree:
     confidence: float = 0.8
     local: Local = Local(epochs=5, batch_size=10)
-    settings = frozenset({SOME_CLIENTS})
+    label_places = frozenset({SOME_CLIENTS})
+    leaves = "The weights after training and how many images were trained on. The server needs only sums over sites."
 
     def init(self, fed: Federation) -> Model:
         return Model(fed.server.weights())
 
-    def model(self, state: Model) -> tree.Tree:
+    def model(self, state: Model) -> Weights:
         return state.model
 
     def round(self, state: Model, fed: Federation) -> Model:
-        replies = fed.run(self.local_update, broadcast(fed.sample(), state))
-        return Model(tree.mean(((r.upload.used, r.upload.model) for r in replies), default=state.model))
+        jobs = broadcast(fed.sample(), state)
+        return Model(fed.mean(self.local_update, jobs, state.model, weight=lambda reply: reply.upload.used).model)
 
     @on_client
     def local_update(self, site: Site[None], msg: Model) -> Update | None:

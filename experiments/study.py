@@ -29,7 +29,7 @@ import tomli_w
 from experiments.render import COMPARED, DOCS, METRICS, TABLES, read_csv, render
 from fewlabel.cli.run import interruptible
 from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
-from fewlabel.engine.checkpoint import write
+from fewlabel.core.storage import write
 from fewlabel.engine.run import Interrupted, prepare
 from fewlabel.engine.sweep import run_all
 from fewlabel.experiment import Experiment, dumps, load, overlay

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
         SOME_CLIENTS,
         ClientInfo,
         Federation,
+        Model,
         Site,
+        Weights,
         broadcast,
-        on_client,
-        on_server,
     )
+    from fewlabel.core.tasks import on_client, on_server
     from fewlabel.experiment import Checkpoint, Clients, Data, Evaluate, Experiment, Labels, Net, Stream, Views
     from fewlabel.methods import METHODS
     from fewlabel.report.comparison import Comparison
@@ -39,11 +40,13 @@ __all__ = [
     "Federation",
     "FewLabelError",
     "Labels",
+    "Model",
     "Net",
     "Result",
     "Site",
     "Stream",
     "Views",
+    "Weights",
     "__version__",
     "broadcast",
     "compare",
@@ -60,7 +63,8 @@ if not TYPE_CHECKING:  # a type checker that saw this would take any misspelt na
         "api": "compare export predict run",
         "core.errors": "FewLabelError",
         "experiment": "Checkpoint Clients Data Evaluate Experiment Labels Net Stream Views",
-        "core.federation": "EVERY_CLIENT SERVER SOME_CLIENTS ClientInfo Federation Site broadcast on_client on_server",
+        "core.federation": "EVERY_CLIENT SERVER SOME_CLIENTS ClientInfo Federation Model Site Weights broadcast",
+        "core.tasks": "on_client on_server",
         "methods": "METHODS",
         "report.comparison": "Comparison",
         "report.results": "Result",

@@ -27,9 +27,10 @@ def run(
 
     The backend "flower-ray" has Flower's simulation do it, on Ray and perhaps a cluster, with the same bits.
     """
-    from fewlabel.engine.run import check_backend, execute, laid_out
+    from fewlabel.engine.backends import check
+    from fewlabel.engine.run import execute, laid_out
 
-    check_backend(backend)
+    check(backend)
     if resume and out is None:
         raise BadInput("resume=True needs the directory to go on with: out=…")
     directory = fresh_directory(experiment) if out is None else Path(out)

@@ -7,17 +7,16 @@ Plain dataclasses, because methods and messages are dataclasses too: one kind of
 import importlib
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
 
 from fewlabel.core import schema
-from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.core.errors import BadInput, StorageError, unknown
 from fewlabel.core.schema import Count, Natural, Positive, Range, Share
 
 
@@ -163,7 +162,7 @@ def with_every_label(labels: Mapping[str, Any], stream: bool) -> dict[str, dict[
 
 def read_method(table: Any, where: str = "method") -> Any:
     """A method from its table: its name, and whatever of its settings differs from the defaults of that name."""
-    from fewlabel.core.federation import check_method
+    from fewlabel.core.tasks import check_method
     from fewlabel.methods import METHODS
 
     if not isinstance(table, str | Mapping):
@@ -185,13 +184,6 @@ def read_method(table: Any, where: str = "method") -> Any:
         raise BadInput(unknown("method", name, [*METHODS, *ROWS], "see `fewlabel list methods`"))
     check_method(type(base))
     return schema.read(type(base), overlay(schema.plain(base), table), where)
-
-
-def unknown(what: str, name: str, known: Iterable[str], else_: str = "") -> str:
-    """The sentence for a name that is not in a table, and like none of its names: then `else_`, or all of them."""
-    near = get_close_matches(name, list(known), 1)
-    hint = f"did you mean '{near[0]}'?" if near else else_ or f"there are {', '.join(known)}"
-    return f"there is no {what} '{name}'; {hint}"
 
 
 def plain_method(method: Any) -> dict[str, Any]:
@@ -237,7 +229,7 @@ class Experiment:
     checkpoint: Checkpoint = Checkpoint()
 
     def __post_init__(self) -> None:
-        from fewlabel.core.federation import check_method
+        from fewlabel.core.tasks import check_method
         from fewlabel.data.partition import PARTITIONS
         from fewlabel.data.views import VIEWS
 
@@ -271,8 +263,8 @@ class Experiment:
         if self.clients.partition == "file" and self.clients.file is None:
             raise BadInput("clients.partition = 'file' needs clients.file, the path of a partition.json")
         self._refuse_unused()
-        if not set(self.labels.at.split("+")) <= self.method.settings:
-            places = ", ".join(sorted(self.method.settings))
+        if not set(self.labels.at.split("+")) <= self.method.label_places:
+            places = ", ".join(sorted(self.method.label_places))
             raise BadInput(f"{self.name} cannot use labels.at = '{self.labels.at}'; it is made for {places}")
         full = self.labels.full if "some-clients" in self.labels.at else 0
         more, count = self.labels.unlabeled_clients, self.clients.count
@@ -293,29 +285,15 @@ class Experiment:
     @property
     def cautions(self) -> list[str]:
         """What may not be meant, though it runs."""
+        from fewlabel.core.federation import cautions
+
         found = []
         if self.stream and (step := (self.rounds - 1) // self.stream.rounds + 1) < self.stream.steps:
             found.append(
                 f"after {self.rounds} rounds the stream is at step {step} of {self.stream.steps}, and no client gets "
                 "the images of later ones; raise rounds, or lower stream.steps or stream.rounds"
             )
-        if getattr(self.method, "warmup", 0) >= self.rounds:
-            found.append(
-                f"{self.name}: all of its {self.rounds} rounds are warm-up, in which labeled clients train alone; "
-                "raise rounds, or lower method.warmup"
-            )
-        if getattr(self.method, "group_size", 0) > self.clients.count and getattr(self.method, "sub_sampling", False):
-            found.append(
-                f"{self.name}: its groups of method.group_size = {self.method.group_size} are all alike, as there are "
-                f"{self.clients.count} clients"
-            )
-        local = getattr(self.method, "local", None)
-        if local and hasattr(self.method, "use_psi") and local.lr_unlabeled not in (None, local.lr):
-            found.append(
-                f"{self.name}: method.local.lr_unlabeled changes nothing, as labeled and unlabeled clients have one "
-                "learning rate, method.local.lr"
-            )
-        return found
+        return found + cautions(self.method, self)
 
     def _refuse_unused(self) -> None:
         """Refuses settings that would change nothing: whoever set them expects something else."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from fewlabel.core import tree
-from fewlabel.core.federation import SOME_CLIENTS, Federation, Model, Site, broadcast, on_client
+from fewlabel.core.federation import SOME_CLIENTS, Federation, Model, Site, broadcast
+from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn.loop import Local
 
@@ -17,7 +18,7 @@ class Whole:
 
     local: Local = Local()  # the settings of small runs
 
-    settings = frozenset({SOME_CLIENTS})
+    label_places = frozenset({SOME_CLIENTS})
 
     def init(self, fed: Federation) -> Model:
         return Model(tree.of(fed.server.model))

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fewlabel.core.federation import ClientInfo, Reply, Site
-from fewlabel.core.images import Images, Labeled, Unlabeled
+from fewlabel.core.averaging import average
+from fewlabel.core.federation import ClientInfo, Reply, Site, by_size
+from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.rng import Rng
 from fewlabel.core.tree import Tree
+from fewlabel.data.images import Images
 from fewlabel.learn.loop import Local
 from tests.nets import linear
 
@@ -87,6 +89,9 @@ class Sites:
             self.sites[client.id].round = self.round
             if (upload := task(self.sites[client.id], message)) is not None:
                 yield Reply(number, client, upload)
+
+    def mean(self, task: Any, jobs: Any, old: Any, *, weight: Any = by_size, kinds: Any = None, keep: bool = False):
+        return average(self.run(task, jobs), old, weight, kinds, keep)
 
     def log(self, **values: Tensor) -> None:
         self.logged |= values

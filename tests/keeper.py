@@ -12,8 +12,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fewlabel.core import tree
-from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Model, Site, on_client
+from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Model, Site
 from fewlabel.core.schema import Share
+from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn.loop import SGD, Local, fit
 
@@ -38,7 +39,7 @@ class Keeper:
     decay: Share = 0.5  # of the teacher
     local: Local = Local(epochs=1, batch_size=32, lr=0.1)
 
-    settings = frozenset({SOME_CLIENTS, EVERY_CLIENT})
+    label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT})
 
     def init(self, fed: Federation) -> Model:
         return Model(fed.server.weights())

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from fewlabel.core import tree
-from fewlabel.core.federation import SERVER, SOME_CLIENTS, Federation, Model, Site, on_client
+from fewlabel.core.federation import SERVER, SOME_CLIENTS, Federation, Model, Site
 from fewlabel.core.schema import Positive
+from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 
 
@@ -22,7 +23,7 @@ class Idle:
     warmup: int | None = None
     thresholds: tuple[float, ...] = (0.5, 0.9)
 
-    settings = frozenset({SOME_CLIENTS})
+    label_places = frozenset({SOME_CLIENTS})
 
     def init(self, fed: Federation) -> Model:
         return Model(tree.of(fed.server.model))
@@ -40,7 +41,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class ServerOnly(Idle):
-    settings = frozenset({SERVER})
+    label_places = frozenset({SERVER})
 
 
 class Unfrozen:

@@ -8,7 +8,8 @@ from pathlib import Path
 from torch import Tensor
 
 from fewlabel.core import tree
-from fewlabel.core.federation import SOME_CLIENTS, Federation, Model, Site, on_client
+from fewlabel.core.federation import SOME_CLIENTS, Federation, Model, Site
+from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn.loop import Local
 from tests.keeper import Keeper, Memory, Update
@@ -41,7 +42,7 @@ class Probe:
 
     local: Local = Local()  # unused, but every small run sets it
 
-    settings = frozenset({SOME_CLIENTS})
+    label_places = frozenset({SOME_CLIENTS})
 
     def init(self, fed: Federation) -> Model:
         return Model(tree.of(fed.server.model))

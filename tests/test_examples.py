@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests import test_conformance as conformance
+from tests.methods import test_conformance as conformance
 from tests.methods.test_conformance import undisturbed  # noqa: F401 (a fixture)
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -17,7 +17,7 @@ sys.path.insert(0, str(EXAMPLES))
 
 from agree import Agree  # noqa: E402
 
-(SETTING,) = Agree.settings
+(SETTING,) = Agree.label_places
 
 
 def test_the_example_is_a_whole_method_in_under_40_lines():

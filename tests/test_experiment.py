@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fewlabel.core.errors import BadInput, StorageError
-from fewlabel.core.federation import Setting
+from fewlabel.core.federation import LabelPlace
 from fewlabel.data.partition import deal
 from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net, Stream, dumps, load, read
 from fewlabel.learn.loop import Local
@@ -196,7 +196,7 @@ def test_a_setting_that_the_method_is_not_made_for_is_refused():
         Experiment(method=Idle(), labels=Labels("server"))
     with pytest.raises(BadInput, match=r"cannot use labels\.at = 'some-clients'; it is made for server"):
         Experiment(method=ServerOnly())
-    assert Experiment(method=ServerOnly(), labels=Labels("server")).labels.at == Setting.SERVER
+    assert Experiment(method=ServerOnly(), labels=Labels("server")).labels.at == LabelPlace.SERVER
 
 
 # Refusals

@@ -266,7 +266,7 @@ def experiment_of(what: str | None, changes: Sequence[str] | None) -> "Experimen
 
 
 def load(experiment: "Experiment") -> "Dataset":
-    from fewlabel.engine.worker import dataset_of
+    from fewlabel.engine.world import dataset_of
 
     return dataset_of(experiment, fresh=True)
 

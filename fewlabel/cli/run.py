@@ -85,10 +85,11 @@ def run(
     if seeds is not None:
         return run_many(base, seeds_axis(seeds), changed, out or RUNS / "seeds", workers, form, track)
     from fewlabel.api import fresh_directory
-    from fewlabel.engine.run import check_backend, laid_out
+    from fewlabel.engine.backends import check
+    from fewlabel.engine.run import laid_out
     from fewlabel.experiment import read
 
-    check_backend(backend)
+    check(backend)
     experiment = read(base, changed)
     with laid_out(experiment, out or fresh_directory(experiment, RUNS)) as directory:
         return run_one(directory, workers, form, backend, track)

@@ -48,9 +48,6 @@ def list_(
 
 def show(
     directory: Annotated[Path, Argument(metavar="RUN", hidden=True)],
-    relations: Annotated[
-        Path | None, Option("--relations", metavar="FILE", help="Draw FedIRM's relations among classes (.png, .svg).")
-    ] = None,
     report: Annotated[Path | None, Option("--report", metavar="FILE", help="Write the page with the plots.")] = None,
     form: Tables = Layout.TEXT,
 ) -> None:
@@ -65,10 +62,7 @@ def show(
     """
     from fewlabel.report import terminal as display
     from fewlabel.report.comparison import found_in
-    from fewlabel.report.results import Result
 
-    if relations:
-        Result(directory).plot_relations(relations)
     found = found_in(directory)
     display.show_result(found, form, found.report(report) if report else None)
 
@@ -113,7 +107,7 @@ def bench(
     if not name:
         return display.show_list(display.scripts(files), form)
     if name not in files:
-        from fewlabel.experiment import unknown
+        from fewlabel.core.errors import unknown
 
         raise BadInput(unknown("measurement", name, files))
     sys.path.insert(0, str(folder.parent))  # its worker processes import it by this name

@@ -1,5 +1,8 @@
 """Errors that a person reads: one sentence that says what is wrong and what mends it, and the command's exit code."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class FewLabelError(Exception):
     """Something a user can mend. The command prints the sentence and leaves with `exit_code`, without a traceback."""
@@ -23,3 +26,10 @@ class StorageError(FewLabelError):
     """A directory, disk or stored file that cannot be read or written."""
 
     exit_code = 4
+
+
+def unknown(what: str, name: str, known: Iterable[str], else_: str = "") -> str:
+    """Return the sentence for a name that does not exist. It names the nearest one, says `else_`, or lists them all."""
+    near = get_close_matches(name, list(known), 1)
+    hint = f"did you mean '{near[0]}'?" if near else else_ or f"there are {', '.join(known)}"
+    return f"there is no {what} '{name}'; {hint}"

@@ -1,23 +1,23 @@
-"""The contract between a method and whatever runs it: sites, tasks, replies, and the round loop.
+"""The contract between a method and whatever runs it: sites, replies, the federation, and the round loop.
 
-A method is a frozen dataclass whose fields are its hyper-parameters. It talks to its clients through `Federation.run`
-alone, so the same file runs in one process, in many, and across hospitals. The types that leave a site are those in
-the annotations of its tasks, and `wire` admits nothing else.
+A method is a frozen dataclass whose fields are its hyper-parameters. It talks to its clients only through
+`Federation.run` and `Federation.mean`, so the same file runs in one process, in many, and across hospitals. The types
+that leave a site are those in the annotations of its tasks (`tasks`), and `wire` admits nothing else.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints, runtime_checkable
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from fewlabel.core import tree, wire
-from fewlabel.core.errors import BadInput, RunFailed
+from fewlabel.core.errors import RunFailed
 from fewlabel.core.images import Labeled, Tally, Unlabeled
+from fewlabel.core.plots import Plot
 from fewlabel.core.rng import Rng
 from fewlabel.core.tree import Tree
 
@@ -26,10 +26,9 @@ C = TypeVar("C")
 M = TypeVar("M")
 U = TypeVar("U")
 R = TypeVar("R")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Setting(StrEnum):
+class LabelPlace(StrEnum):
     """Where labels may be."""
 
     SOME_CLIENTS = "some-clients"
@@ -37,7 +36,18 @@ class Setting(StrEnum):
     SERVER = "server"
 
 
-SOME_CLIENTS, EVERY_CLIENT, SERVER = Setting
+SOME_CLIENTS, EVERY_CLIENT, SERVER = LabelPlace
+
+
+# The field of a message or an upload that is a whole model of the network, such as `model: Weights`.
+Weights = Annotated[Tree, "weights"]
+
+
+@cache
+def weights_field(kind: type) -> str | None:
+    """Return the name of the field of a message or an upload that is declared as `Weights`."""
+    hints = get_type_hints(kind, include_extras=True)
+    return next((f.name for f in fields(kind) if hints[f.name] == Weights), None)
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class ClientInfo:
 class Model:
     """State, message and upload of methods that exchange nothing but weights: `model`."""
 
-    model: Tree
+    model: Weights
 
 
 class Site(Generic[C]):
@@ -155,6 +165,19 @@ class Reply(Generic[U]):
     upload: U
 
 
+@dataclass(frozen=True)
+class Mean(Generic[U]):
+    """What `Federation.mean` returns: the average `model`, and the `replies`, whose models are left out."""
+
+    model: Tree
+    replies: Sequence[Reply[U]]
+
+
+def by_size(reply: Reply[Any]) -> float:
+    """Weigh a client by its images."""
+    return reply.client.size
+
+
 class Federation(Protocol):
     """What a method sees of the world while it plays one round at the server.
 
@@ -182,17 +205,35 @@ class Federation(Protocol):
     def sample(
         self, k: int | None = None, among: Sequence[ClientInfo] | None = None, *, name: str = ""
     ) -> list[ClientInfo]:
-        """k clients at random, without replacement; by default as many as the experiment lets take part in a round."""
+        """Draw k clients at random, by default as many as the experiment lets take part in a round."""
 
     def run(self, task: Callable[[Any, M], U | None], jobs: Iterable[tuple[ClientInfo, M]]) -> Iterator[Reply[U]]:
-        """Runs an `@on_client` task for each (client, message); uploads come lazily, in job order.
+        """Run an `@on_client` task for each (client, message), and yield the replies one by one, in job order.
 
-        A client that dropped out, failed or had nothing to send has no reply. Jobs are taken ahead of replies, so what
-        they say must not depend on replies of the same run.
+        A client that dropped out, failed or had nothing to send has no reply. Jobs are taken ahead of replies, so
+        their messages must not depend on replies of the same run. To average models, use `mean`: a method that needs
+        each model by itself says so by `needs_each_model`.
+        """
+
+    def mean(
+        self,
+        task: Callable[[Any, M], U | None],
+        jobs: Iterable[tuple[ClientInfo, M]],
+        old: Tree,
+        *,
+        weight: Callable[[Reply[U]], float] = by_size,
+        kinds: Callable[[Sequence[float], Sequence[bool]], Sequence[float]] | None = None,
+        keep: bool = False,
+    ) -> Mean[U]:
+        """Run a task like `run` and return the weighted mean of the models that come back; of none, `old`.
+
+        The model is the field of the upload that is declared as `Weights`. Models are folded as they arrive, so memory
+        does not grow with the number of clients, unless `keep` leaves them in the replies. With `kinds`, clients with
+        labels and those without are averaged apart, and `kinds(weights, labeled)` says how much the two means count.
         """
 
     def map(self, task: Callable[[Any, M], R], items: Iterable[M]) -> Iterator[R]:
-        """Runs an `@on_server` task on the server's own data for each item, spread over the workers, in order."""
+        """Run an `@on_server` task on the server's own data for each item, spread over the workers, in order."""
 
     def rng(self, *names: int | str) -> Rng:
         """Randomness of this round by names of your own: `.torch` and `.numpy` are generators."""
@@ -205,9 +246,18 @@ class Federation(Protocol):
 
 
 class Method(Protocol[S]):
-    """A federated method: a frozen dataclass whose fields are its hyper-parameters."""
+    """A federated method: a frozen dataclass whose fields are its hyper-parameters.
 
-    settings: ClassVar[frozenset[Setting]]
+    What is not a function may be a class variable or a property. All but `label_places` may be left out.
+    """
+
+    label_places: ClassVar[frozenset[LabelPlace]]  # where it can use labels
+    leaves: ClassVar[str]  # what leaves a site, and what that can betray: a site's people read it before they consent
+    needs_each_model: ClassVar[bool]  # whether the server must see each client's model, so that a sum would not do
+    plots: ClassVar[tuple[Plot, ...]]  # of what it logs, for the report
+
+    def cautions(self, experiment: Any) -> Iterable[str]:
+        """Sentences about what may not be meant in an experiment, though it runs."""
 
     def init(self, fed: Federation) -> S:
         """The server's first state. May ask clients for statistics, never trains."""
@@ -219,12 +269,36 @@ class Method(Protocol[S]):
         """The weights that are evaluated and shipped; None where there is no shared model."""
 
 
-@runtime_checkable
-class Checked(Protocol):
-    """An upload that knows of more than types and shapes what it must be to fit a network."""
+def leaves(method: Any) -> str:
+    """What a method says leaves a site."""
+    said: str = getattr(method, "leaves", "")
+    return said
 
-    def check(self, network: Tree) -> None:
-        """Raises ValueError with a sentence about what does not."""
+
+def cautions(method: Any, experiment: Any) -> list[str]:
+    """What a method cautions about in an experiment."""
+    return list(method.cautions(experiment)) if hasattr(method, "cautions") else []
+
+
+def all_warmup(experiment: Any, warmup: int) -> list[str]:
+    """Caution about an experiment that ends with its warm-up."""
+    if warmup < experiment.rounds:
+        return []
+    return [
+        f"{experiment.name}: all of its {experiment.rounds} rounds are warm-up, in which labeled clients train alone; "
+        "raise rounds, or lower method.warmup"
+    ]
+
+
+def plots(method: Any) -> tuple[Plot, ...]:
+    """What a method wants drawn of its rounds."""
+    wanted: tuple[Plot, ...] = getattr(method, "plots", ())
+    return wanted
+
+
+def needs_each_model(method: Any) -> bool:
+    """Whether a method needs each client's model by itself."""
+    return bool(getattr(method, "needs_each_model", False))
 
 
 class TooFewReplies(RunFailed):
@@ -237,128 +311,12 @@ class ClientError(RunFailed):
     def __init__(self, client: int, task: str, round: int, cause: str) -> None:
         who = "the server" if client < 0 else f"client {client}"
         super().__init__(f"{who} failed in '{task}' of round {round}: {cause}")
-        self.client, self.task, self.round = client, task, round
-
-
-def on_client(function: F) -> F:
-    """Marks a method's function as a task that runs where a client's data are."""
-    return _mark(function, "client")
-
-
-def on_server(function: F) -> F:
-    """Marks a method's function as a task that runs on the server's own data."""
-    return _mark(function, "server")
-
-
-def _mark(function: F, place: str) -> F:
-    function.places = getattr(function, "places", frozenset()) | {place}  # type: ignore[attr-defined]
-    return function
-
-
-@dataclass(frozen=True)
-class Task:
-    """A marked function and the types in its annotations: all that may cross between server and site."""
-
-    name: str
-    places: frozenset[str]
-    state: Any
-    message: Any
-    upload: Any
-
-
-def tasks(method: Any) -> dict[str, Task]:
-    """The tasks of a method. Nothing else of it can be called from afar."""
-    return _tasks(method)
-
-
-@cache
-def _tasks(method: Any) -> dict[str, Task]:
-    found = {}
-    for name, function in inspect.getmembers(method, inspect.isfunction):
-        if not hasattr(function, "places"):
-            continue
-        hints, parameters = _hints(method, name), list(inspect.signature(function).parameters)
-        missing = [p for p in [*parameters[1:], "return"] if p not in hints]
-        if len(parameters) != 3 or missing:
-            raise BadInput(f"{method.__name__}.{name} must be (self, site: Site[…], message: …) -> …, all annotated")
-        site = hints[parameters[1]]
-        state = get_args(site)[0] if get_origin(site) is Site else type(None)
-        task = Task(name, function.places, state, hints[parameters[2]], hints["return"])
-        for kind in (task.state, task.message, task.upload):
-            _check_kind(kind, f"what {method.__name__}.{name} keeps, gets or returns")
-        found[name] = task
-    return found
-
-
-def _hints(method: Any, function: str) -> dict[str, Any]:
-    try:
-        return get_type_hints(getattr(method, function))
-    except NameError as error:
-        raise BadInput(f"an annotation of {method.__name__}.{function} cannot be resolved: {error}") from None
-
-
-def _check_kind(kind: Any, what: str) -> None:
-    try:
-        wire.check_kind(kind)
-    except TypeError as error:
-        raise BadInput(f"{what} cannot be sent or stored: {error}") from None
-
-
-def task_of(method: Any, function: Callable[..., Any], place: str) -> Task:
-    """The task behind a bound method, if it is one of this method's own for this place."""
-    task = tasks(type(method)).get(getattr(function, "__name__", ""))
-    if task is None or place not in task.places or getattr(function, "__self__", None) != method:
-        name = getattr(function, "__qualname__", function)
-        raise BadInput(f"{name} cannot be run: it is not marked @on_{place} in this {type(method).__name__}")
-    return task
-
-
-def state_kind(method: type) -> Any:
-    """The type of a method's server state: what `round` says it returns."""
-    return _hints(method, "round").get("return")
-
-
-def check_method(method: Any) -> None:
-    """Says in one sentence where a class does not keep the contract."""
-    name = method.__name__
-    if not getattr(getattr(method, "__dataclass_params__", None), "frozen", False):
-        raise BadInput(f"method {name} must be a frozen dataclass, its fields the hyper-parameters")
-    if missing := [part for part in ("settings", "init", "round", "model") if not hasattr(method, part)]:
-        raise BadInput(f"method {name} lacks {', '.join(missing)}")
-    if required := [f.name for f in fields(method) if f.default is MISSING and f.default_factory is MISSING]:
-        raise BadInput(f"method {name} must have a default for {', '.join(required)}")
-    if not tasks(method):
-        raise BadInput(f"method {name} has no task marked @on_client or @on_server")
-    if len({task.state for task in tasks(method).values() if "client" in task.places}) > 1:
-        raise BadInput(f"method {name} must give the site of all its @on_client tasks one type of state: Site[…]")
-    if state_kind(method) is None:
-        raise BadInput(f"method {name} must say in an annotation what {name}.round returns")
-    _check_kind(state_kind(method), f"what {name}.round returns")
+        self.client, self.task, self.round, self.why = client, task, round, cause
 
 
 def broadcast(clients: Iterable[ClientInfo], message: M) -> Iterator[tuple[ClientInfo, M]]:
-    """One message to all of them, the largest client first, so that the last to finish is a small one."""
+    """Send all of them one message, the largest client first, so that the last to finish is a small one."""
     return ((client, message) for client in sorted(clients, key=lambda c: (-c.size, c.id)))
-
-
-def perform(method: Any, task: Task, site: Site[Any], message: bytes) -> bytes | None:
-    """Runs one task at a site, from the bytes of its message to those of its upload; global generators are seeded."""
-    site.rng.stream("global").seed_globals()
-    upload = getattr(method, task.name)(site, wire.unpack(task.message, message, device=site.device))
-    packed = wire.pack(upload, task.upload)  # which refuses None, a forgotten return, unless the task declares it
-    return None if upload is None else packed
-
-
-def accept(task: Task, client: ClientInfo, round: int, data: bytes, network: Tree) -> Any:
-    """An upload as the method sees it: of the declared type, finite, and of the network's own shapes."""
-    try:
-        upload = wire.unpack(task.upload, data, finite=True)
-        wire.check_like(upload, network)
-        if isinstance(upload, Checked):
-            upload.check(network)
-    except (wire.WireError, ValueError) as error:
-        raise ClientError(client.id, task.name, round, f"its upload is refused: {error}") from None
-    return upload
 
 
 @torch.no_grad()
@@ -387,7 +345,7 @@ def batch_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Tree:
 
 
 def train(method: Method[S], fed: Federation, state: S, start: int = 1) -> Iterator[tuple[int, S]]:
-    """The round loop: yields each round's number and the state after it."""
+    """Play the rounds: yield each round's number and the state after it."""
     for number in range(start, fed.rounds + 1):
         fed.round = number
         with fed.rng("global").scope():

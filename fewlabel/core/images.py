@@ -1,45 +1,20 @@
-"""What a site holds: images with labels and images without. The latter have no label that a method could misuse."""
+"""What a site shows a method: images with labels, and images without, which have no label to misuse."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fewlabel.core.errors import BadInput
-from fewlabel.data.views import see_all
 
+class Source(Protocol):
+    """Where images come from: `views` makes normalised batches of them, on `device`, by the names of the views."""
 
-@dataclass(frozen=True)
-class Images:
-    """A split's images, kept once in memory as uint8 [N, C, H, W]; views are made and normalised per batch.
+    @property
+    def device(self) -> torch.device: ...
 
-    What a site takes of them is where their pixels are.
-    """
-
-    pixels: Tensor
-    mean: tuple[float, ...]  # per channel, of pixels in 0..1
-    std: tuple[float, ...]
-    weak: str = "shift"  # recipes of the views that a method may ask for, by their names in VIEWS
-    strong: str = "randaugment"
-
-    @cached_property
-    def _affine(self) -> tuple[Tensor, Tensor]:
-        mean, std = (torch.tensor(each).view(-1, 1, 1).to(self.pixels.device) for each in (self.mean, self.std))
-        return 1 / (255 * std), mean / std
-
-    def view(self, index: Tensor, name: str, rng: torch.Generator) -> Tensor:
-        return self.views(index, (name,), rng)[0]
-
-    def views(self, index: Tensor, names: tuple[str, ...], rng: torch.Generator) -> list[Tensor]:
-        recipes = {"plain": "none", "weak": self.weak, "strong": self.strong}
-        for name in names:
-            if name not in recipes:
-                raise BadInput(f"there is no view '{name}'; there are {', '.join(recipes)}")
-        seen = see_all([recipes[name] for name in names], self.pixels.index_select(0, index), rng)
-        scale, shift = self._affine
-        return [one.to(torch.float32).mul_(scale).sub_(shift) for one in seen]
+    def views(self, index: Tensor, names: tuple[str, ...], rng: torch.Generator) -> list[Tensor]: ...
 
 
 def cut(order: Tensor, size: int) -> list[Tensor]:
@@ -72,9 +47,9 @@ class Tally:
 class Unlabeled:
     """Images alone. `index` counts this site's unlabeled images from 0."""
 
-    def __init__(self, images: Images, where: Tensor, rng: torch.Generator, tally: Tally | None = None) -> None:
+    def __init__(self, images: Source, where: Tensor, rng: torch.Generator, tally: Tally | None = None) -> None:
         self._images, self._rng, self._tally = images, rng, tally or Tally()
-        self._where = where.to(images.pixels.device)
+        self._where = where.to(images.device)
 
     def __len__(self) -> int:
         return len(self._where)
@@ -111,7 +86,7 @@ class Labeled:
 
     def __init__(
         self,
-        images: Images,
+        images: Source,
         where: Tensor,
         y: Tensor,
         rng: torch.Generator,
@@ -119,7 +94,7 @@ class Labeled:
         pseudo: Tensor | None = None,
     ) -> None:
         self._images, self._rng, self._tally = images, rng, tally or Tally()
-        self._where, self.y = where.to(images.pixels.device), y.to(images.pixels.device)
+        self._where, self.y = where.to(images.device), y.to(images.device)
         self._pseudo = torch.zeros_like(self._where, dtype=torch.bool) if pseudo is None else pseudo
 
     def __len__(self) -> int:
@@ -137,4 +112,4 @@ class Labeled:
         chosen = torch.arange(len(self), device=self._where.device)
         for index in cut(shuffled(chosen, self._rng) if shuffle else chosen, size):
             self._tally.add(len(index), int(self._pseudo[index].sum()))
-            yield self._images.view(self._where[index], view, self._rng), self.y[index]
+            yield self._images.views(self._where[index], (view,), self._rng)[0], self.y[index]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fewlabel.core.errors import BadInput, FewLabelError, StorageError
-from fewlabel.core.images import Images
+from fewlabel.data.images import Images
 from fewlabel.data.own import read as ones_own
 from fewlabel.data.own.listing import guess
 from fewlabel.data.published import files

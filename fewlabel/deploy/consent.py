@@ -8,9 +8,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from fewlabel.core import tree, wire
-from fewlabel.core.federation import tasks
+from fewlabel.core.federation import leaves
 from fewlabel.core.metrics import MINIMUM, PER_CLASS, SITE_BINS
 from fewlabel.core.schema import comments
+from fewlabel.core.tasks import tasks
 from fewlabel.experiment import ROWS, Experiment, read_method
 
 WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", bool: "yes or no", Tensor: "a tensor"}
@@ -31,8 +32,6 @@ Nothing else leaves. `fewlabel audit` shows what did."""
 
 def consent(method: str | Experiment, network: tree.Tree | None = None) -> str:
     """What each task of a method sends up from a site, and what that can betray; with its bytes for a known network."""
-    from fewlabel.report.terminal import leaves
-
     if isinstance(method, str):
         name, used = method, read_method(ROWS[method][0] if method in ROWS else method)
     else:
@@ -42,10 +41,7 @@ def consent(method: str | Experiment, network: tree.Tree | None = None) -> str:
     for task in tasks(type(used)).values():
         if "client" in task.places:
             lines += [f"{task.name}, whenever the server asks for it:", *told(task.upload, "  ", size)]
-    said = leaves(used) if getattr(used, "sharing", True) else "What leaves a site: nothing."
-    about = (
-        said.removeprefix("What leaves a site: ") or "The method does not say what this can betray; ask who wrote it."
-    )
+    about = leaves(used) or "The method does not say what this can betray; ask who wrote it."
     always = ALWAYS.format(minimum=MINIMUM, bins=SITE_BINS, few=PER_CLASS)
     return "\n".join([*lines, f"In its own words: {about}", always])
 

@@ -11,22 +11,20 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from fewlabel.core.errors import BadInput, FewLabelError
 from fewlabel.deploy import site_process
-
-RECORD = "fewlabel"
+from fewlabel.engine.flower_messages import RECORD, answer, printable
 
 # What Flower carries to nodes in place of an app's code: a pointer to the FewLabel that is installed there.
 APP = """\
@@ -72,20 +70,6 @@ def pointer() -> bytes:
 # The server
 
 
-def send(grid: Grid, node: int, ttl: float, kind: str, group: str, **parts: bytes | None) -> str | None:
-    """Sends a node the parts of a message; returns the name that its reply will have, or None if it cannot be sent."""
-    record = ConfigRecord({name: part for name, part in parts.items() if part is not None})
-    message = Message(RecordDict({RECORD: record}), node, kind, ttl=ttl, group_id=group)
-    return next(iter(grid.push_messages([message])), None)
-
-
-def receive(grid: Grid, sent: Iterable[str]) -> list[tuple[str, Message]]:
-    """The replies that have come to these messages."""
-    wanted = list(sent)
-    replies = grid.pull_messages(wanted) if wanted else ()
-    return [(r.metadata.reply_to_message_id, r) for r in replies if r.metadata.reply_to_message_id in wanted]
-
-
 def upload_of(reply: Message, limit: int) -> bytes | None:
     """The bytes in a site's reply, whatever else it has put there."""
     if reply.has_error():
@@ -107,12 +91,6 @@ def upload_of(reply: Message, limit: int) -> bytes | None:
     if len(upload) > limit:
         raise BadInput(f"its upload is refused: it has {len(upload)} bytes, more than {limit}")
     return upload
-
-
-def printable(text: str) -> str:
-    """What somebody else wrote, as a short text that can be shown."""
-    short = " ".join(text.split())[:300]
-    return "".join(letter if letter.isprintable() else "?" for letter in short)
 
 
 def begin(grid: Grid, context: Context) -> None:
@@ -142,7 +120,7 @@ def respond(message: Message, context: Context) -> Message:
     except Exception as error:
         print(f"fewlabel: {type(error).__name__}: {error}", flush=True)  # for the site's own eyes
         reply = {"failed": f"{type(error).__name__}, about which the site's own log says more"}
-    return Message(RecordDict({RECORD: ConfigRecord(reply)}), reply_to=message)
+    return answer(message, **reply)
 
 
 client_app = ClientApp()

@@ -8,14 +8,15 @@ from typing import Any
 
 from fewlabel.core import tree, wire
 from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
-from fewlabel.core.federation import ClientInfo
+from fewlabel.core.federation import ClientInfo, Model
 from fewlabel.core.rng import preserved
 from fewlabel.data.site_files import TERMS
 from fewlabel.deploy import flower, keys
 from fewlabel.deploy.server import Plan, load_plan, remember, server_world, settle
 from fewlabel.deploy.site import Introduction, Order, load_terms
-from fewlabel.engine import run
-from fewlabel.engine.worker import SERVER_ID, Job, Outcome, Weights, Worker
+from fewlabel.engine import flower_messages, run
+from fewlabel.engine.executor import SERVER_ID, Job, Outcome, Tickets
+from fewlabel.engine.worker import Worker
 from fewlabel.experiment import Experiment, dumps, load
 
 POLL = (0.05, 1.0)  # seconds between two looks for replies: at first, and at most
@@ -62,9 +63,11 @@ class Fleet:
                 if self._looked < self._again.get(node, 0.0):
                     continue
                 order = wire.pack(self.order)
-                if sent := flower.send(self.grid, node, self.plan.patience, "query", "", order=order, message=b""):
+                if sent := flower_messages.send(
+                    self.grid, node, self.plan.patience, "query", "", order=order, message=b""
+                ):
                     self._asked[sent] = node
-        for sent, reply in flower.receive(self.grid, self._asked):
+        for sent, reply in flower_messages.receive(self.grid, self._asked):
             node = self._asked.pop(sent)
             try:
                 introduction = wire.unpack(Introduction, flower.upload_of(reply, 1 << 16) or b"")
@@ -85,7 +88,9 @@ class Fleet:
             raise BadInput(f"client {info.id} claims {info.num_labeled} labeled and {info.num_unlabeled} other images")
         ours, theirs = run.versions()["fewlabel"], introduction.versions.get("fewlabel")
         if theirs != ours:
-            raise BadInput(f"client {info.id} has fewlabel {flower.printable(str(theirs))}, and the server {ours}")
+            raise BadInput(
+                f"client {info.id} has fewlabel {flower_messages.printable(str(theirs))}, and the server {ours}"
+            )
         if self.clients is not None and self.clients.get(info.id) != info:
             raise BadInput(f"client {info.id} was not there, or had other images, when this run began")
         self.admit(node, introduction)
@@ -137,34 +142,30 @@ class GridExecutor:
 
     def __init__(self, fleet: Fleet, worker: Worker) -> None:
         self.fleet, self.worker, self.window = fleet, worker, 2 * max(1, worker.world.experiment.clients.count)
-        model = len(wire.pack(Weights(tree.of(worker.model))))
+        model = len(wire.pack(Model(tree.of(worker.model))))
         self.max_upload = fleet.plan.max_upload or 8 * model + (1 << 20)
-        self._tickets = 0
+        self.tickets = Tickets()
         self._sent: dict[str, Sent] = {}
-        self._outcomes: dict[int, Outcome] = {}
 
     def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
-        self._tickets += 1
+        ticket = self.tickets.open(job)
         if job.client == SERVER_ID:
             with preserved():
-                self._outcomes[self._tickets] = self.worker.attempt(job, message, statistics)
-            return self._tickets
+                self.tickets.close(ticket, self.worker.attempt(job, message, statistics))
+            return ticket
         plan = self.fleet.plan
         try:
             node = self.fleet.node_of(job.client)
             asked = {name: getattr(job, name) for name in ("kind", "client", "task", "round", "call", "checkpointed")}
             order = replace(self.fleet.order, **asked)
             parts = {"order": wire.pack(order), "message": message, "statistics": statistics}
-            sent = flower.send(self.fleet.grid, node, plan.deadline, "train", str(job.round), **parts)
+            sent = flower_messages.send(self.fleet.grid, node, plan.deadline, "train", str(job.round), **parts)
             if not sent:
                 raise Absent("the message to it could not be sent")
-            self._sent[sent] = Sent(self._tickets, time.monotonic() + plan.deadline)
+            self._sent[sent] = Sent(ticket, time.monotonic() + plan.deadline)
         except Absent as error:
-            self._outcomes[self._tickets] = Outcome(None, {}, str(error))
-        return self._tickets
-
-    def ready(self, ticket: int) -> bool:
-        return ticket in self._outcomes
+            self.tickets.close(ticket, Outcome(None, {}, str(error)))
+        return ticket
 
     def wait(self) -> None:
         pause = POLL[0]
@@ -174,26 +175,23 @@ class GridExecutor:
 
     def _hear(self) -> bool:
         """Whether a job has come to an end since."""
-        before = len(self._outcomes)
+        before = len(self._sent)
         self.fleet.look()
-        for sent, reply in flower.receive(self.fleet.grid, self._sent):
+        for sent, reply in flower_messages.receive(self.fleet.grid, self._sent):
             ticket = self._sent.pop(sent).ticket
             try:
-                self._outcomes[ticket] = Outcome(flower.upload_of(reply, self.max_upload), {})
+                self.tickets.close(ticket, Outcome(flower.upload_of(reply, self.max_upload), {}))
             except FewLabelError as error:
-                self._outcomes[ticket] = Outcome(None, {}, str(error))
+                self.tickets.close(ticket, Outcome(None, {}, str(error)))
         for sent, job in list(self._sent.items()):
             if time.monotonic() > job.until:  # what comes later is nobody's
                 del self._sent[sent]
-                self._outcomes[job.ticket] = Outcome(None, {}, f"it was silent for {self.fleet.plan.deadline:g} s")
-        return len(self._outcomes) > before
-
-    def collect(self, ticket: int) -> Outcome:
-        return self._outcomes.pop(ticket)
+                self.tickets.close(job.ticket, Outcome(None, {}, f"it was silent for {self.fleet.plan.deadline:g} s"))
+        return len(self._sent) < before
 
     def discard(self) -> None:
         self._sent.clear()
-        self._outcomes.clear()
+        self.tickets.clear()
 
 
 def agree(fleet: Fleet, directory: Path, experiment: Experiment) -> None:
@@ -205,9 +203,9 @@ def agree(fleet: Fleet, directory: Path, experiment: Experiment) -> None:
         executor = GridExecutor(fleet, Worker(directory, world))
         jobs = {client: Job(str(directory), "pixels", client=client) for client in fleet.clients}
         tickets = {client: executor.submit(job, b"", None) for client, job in jobs.items()}
-        while not all(map(executor.ready, tickets.values())):
+        while not all(map(executor.tickets.ready, tickets.values())):
             executor.wait()
-        sums = {client: executor.collect(ticket) for client, ticket in tickets.items()}
+        sums = {client: executor.tickets.collect(ticket) for client, ticket in tickets.items()}
         settle(directory, fleet.plan, fleet.clients, sums, world)
     fleet.plan = replace(fleet.plan, terms=load_terms(directory))
     fleet.order = replace(fleet.order, terms=fleet.plan.terms)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fewlabel.core import schema, wire
+from fewlabel.core import schema, storage, wire
 from fewlabel.core.errors import BadInput, FewLabelError, RunFailed, StorageError
 from fewlabel.core.federation import ClientInfo
 from fewlabel.core.schema import Count, Positive
@@ -18,9 +18,9 @@ from fewlabel.data import datasets
 from fewlabel.data.partition import Partition, Share
 from fewlabel.data.site_files import TERMS, Pixels, Terms
 from fewlabel.deploy import site
-from fewlabel.engine import checkpoint
+from fewlabel.engine.executor import Outcome
 from fewlabel.engine.run import refuse_used
-from fewlabel.engine.worker import Outcome, World
+from fewlabel.engine.world import World
 from fewlabel.experiment import Experiment, dumps
 
 SERVERS = ("server", "validation", "test")  # what of the data may lie at the server
@@ -48,8 +48,8 @@ def prepare(experiment: Experiment, directory: Path, terms: Terms, **more: Any) 
     refuse_used(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        checkpoint.write(directory / "federation.json", json.dumps(jsonable(plan), indent=1).encode())
-        checkpoint.write(directory / "experiment.toml", dumps(experiment).encode())
+        storage.write(directory / "federation.json", json.dumps(jsonable(plan), indent=1).encode())
+        storage.write(directory / "experiment.toml", dumps(experiment).encode())
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror}") from None
     return directory
@@ -70,7 +70,7 @@ def remember(directory: Path, infos: dict[int, ClientInfo]) -> dict[int, ClientI
     known = {info.id: info for info in before} | infos
     known = {client: known[client] for client in sorted(known)}
     whole = {"clients": [vars(info) for info in known.values()]}
-    checkpoint.write(path, json.dumps(whole, indent=1).encode())
+    storage.write(path, json.dumps(whole, indent=1).encode())
     return known
 
 
@@ -87,7 +87,7 @@ def settle(
             found.check(plan.terms, clients[client].size)
         except FewLabelError as error:
             raise RunFailed(f"client {client} gave no sums of its pixels: {error}; start it again") from None
-    checkpoint.write(directory / TERMS, json.dumps(vars(plan.terms.settled(parts)), indent=1).encode())
+    storage.write(directory / TERMS, json.dumps(vars(plan.terms.settled(parts)), indent=1).encode())
 
 
 def server_world(

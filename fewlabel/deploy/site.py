@@ -24,17 +24,20 @@ import torch
 
 from fewlabel.core import metrics, schema, wire
 from fewlabel.core.errors import BadInput, FewLabelError, StorageError
-from fewlabel.core.federation import ClientInfo, tasks
-from fewlabel.core.images import Images
+from fewlabel.core.federation import ClientInfo, leaves
 from fewlabel.core.rng import preserved
 from fewlabel.core.schema import Natural
+from fewlabel.core.tasks import tasks
 from fewlabel.data import datasets
+from fewlabel.data.images import Images
 from fewlabel.data.own.listing import guess
 from fewlabel.data.partition import Partition, Share, nothing
 from fewlabel.data.site_files import TERMS, Pixels, Terms
 from fewlabel.deploy import site_log
+from fewlabel.engine.executor import Job
 from fewlabel.engine.run import versions
-from fewlabel.engine.worker import Job, Worker, World
+from fewlabel.engine.worker import Worker
+from fewlabel.engine.world import World
 from fewlabel.experiment import ROWS, Experiment, read, read_method
 
 MAX_ORDER = 1 << 20
@@ -216,10 +219,10 @@ def trusted(text: str, modules: list[str]) -> Experiment:
 
 
 def agreed(methods: str, experiment: Experiment) -> bool:
-    """Whether an experiment's method is one of these, in whatever settings: what was read before is all it can send."""
+    """Return True if an experiment's method is one of these, in whatever settings: it sends what was consented to."""
 
-    def sends(method: Any) -> tuple[type, bool]:
-        return type(method), getattr(method, "sharing", True)
+    def sends(method: Any) -> tuple[type, str]:
+        return type(method), leaves(method)
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     known = {sends(read_method(ROWS[name][0] if name in ROWS else name)) for name in names}

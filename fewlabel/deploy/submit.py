@@ -30,7 +30,7 @@ def command(folder: Path, directory: Path) -> list[str]:
 
 def follow(folder: Path, directory: Path, rounds: int) -> None:
     """Submits a run, and shows what it waits for, each round as it is written, and who gave no reply."""
-    from fewlabel.engine.run import read_rounds
+    from fewlabel.engine.record import read_rounds
     from fewlabel.report.terminal import Rounds
 
     lines, summary, log = (directory / name for name in ("rounds.jsonl", "summary.json", "flower.log"))

@@ -5,37 +5,18 @@ Every file is written aside and renamed into place, so there is always a whole o
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from fewlabel.core import wire
+from fewlabel.core import storage, wire
 from fewlabel.core.errors import StorageError
 from fewlabel.core.tree import Tree
 
 FORMAT = "1"
 S = TypeVar("S")
-
-
-def write(path: Path, data: bytes, durable: bool = True) -> None:
-    """Puts a file in place as a whole or not at all; `durable` outlives a power cut too."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        aside.rename(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise StorageError(
-            f"{path} cannot be written: {error.strerror}; make room or choose another directory, then resume"
-        ) from None
 
 
 class Saved(NamedTuple, Generic[S]):
@@ -60,7 +41,7 @@ class Checkpoints:
     def save(self, round: int, data: bytes) -> None:
         self.folder.mkdir(exist_ok=True)
         path = self.folder / f"round-{round:06d}-{digest(data)}.safetensors"
-        write(path, data)
+        storage.write(path, data)
         for old in self.folder.iterdir():  # what a kill left aside, too
             if old != path:
                 old.unlink()
@@ -118,7 +99,7 @@ class ClientStates:
         """Stores a state, and drops those that no resume can ask for again."""
         folder = self.folder / str(client)
         folder.mkdir(parents=True, exist_ok=True)
-        write(folder / f"{round:06d}-{call:04d}.safetensors", wire.pack(value, kind), durable=self.durable)
+        storage.write(folder / f"{round:06d}-{call:04d}.safetensors", wire.pack(value, kind), durable=self.durable)
         # Asked for again: by a resume from the checkpoint, by one from the round before this, whose checkpoint may be
         # written as late as the end of this round, and by a repetition of this job.
         starts = ((checkpointed + 1, 0), (round, 0), (round, call))
@@ -136,16 +117,3 @@ class ClientStates:
         whole = [name for name in names if name.endswith(".safetensors") and not name.startswith(".")]
         keys = {name: tuple(map(int, name.removesuffix(".safetensors").split("-"))) for name in whole}
         return sorted(((key[0], key[1]), self.folder / str(client) / name) for name, key in keys.items())
-
-
-@contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Keeps a second process out of a run's directory; given up by the system when the process ends."""
-    import fcntl
-
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StorageError(f"{folder} is in use by another process; wait for it or choose another --out") from None
-        yield

@@ -1,4 +1,4 @@
-"""Who does the jobs of a simulation: this process, or worker processes that serve any number of runs.
+"""The pool: worker processes on this machine that do the jobs of any number of runs.
 
 Workers take jobs from one socket that they share, so none waits while there is work, and the bytes of messages and
 uploads lie in anonymous memory whose descriptors travel with the jobs: a crash leaves nothing behind.
@@ -22,7 +22,8 @@ from typing import Any, cast
 import torch
 
 from fewlabel.core.errors import RunFailed
-from fewlabel.engine.worker import Job, Outcome, Worker
+from fewlabel.engine.executor import Job, Outcome, Tickets
+from fewlabel.engine.worker import Worker
 
 HEADER = 1 << 16  # a job is a few hundred bytes
 
@@ -57,15 +58,13 @@ class Pool:
         self._poll = select.poll()
         for source in (self._replies.fileno(), *(process.sentinel for process in self._processes)):
             self._poll.register(source, select.POLLIN)
-        self._tickets = self._messages = 0
-        self._under_way: dict[int, Job] = {}
-        self._outcomes: dict[int, Outcome] = {}
+        self.tickets, self._messages = Tickets(), 0
         self._parcel: tuple[bytes | None, int] = (None, -1)
 
     def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
-        self._tickets += 1
+        ticket = self.tickets.open(job)
         parcels = [self._shared(message)] + ([] if statistics is None else [parcel(statistics)])
-        header = json.dumps({"ticket": self._tickets, "message": self._messages, "job": vars(job)}).encode()
+        header = json.dumps({"ticket": ticket, "message": self._messages, "job": vars(job)}).encode()
         try:
             socket.send_fds(self._jobs, [header], parcels)
         except OSError:
@@ -73,11 +72,7 @@ class Pool:
         finally:
             for descriptor in parcels[1:]:
                 os.close(descriptor)
-        self._under_way[self._tickets] = job
-        return self._tickets
-
-    def ready(self, ticket: int) -> bool:
-        return ticket in self._outcomes
+        return ticket
 
     def wait(self) -> None:
         events: dict[int, int] = {}
@@ -87,13 +82,10 @@ class Pool:
             self._died()
         self._receive()
 
-    def collect(self, ticket: int) -> Outcome:
-        return self._outcomes.pop(ticket)
-
     def discard(self) -> None:
-        while self._under_way:
+        while self.tickets.under_way:
             self.wait()
-        self._outcomes.clear()
+        self.tickets.clear()
 
     def _shared(self, message: bytes) -> int:
         """The descriptor of a message; a broadcast is laid into memory once."""
@@ -111,15 +103,14 @@ class Pool:
         reply = json.loads(header)
         outside, *payload = contents(descriptors[0], *reply["sizes"])
         self._read[reply["worker"]] = reply["ticket"]
-        del self._under_way[reply["ticket"]]
-        self._outcomes[reply["ticket"]] = Outcome(payload[0] if payload else None, **json.loads(outside))
+        self.tickets.close(reply["ticket"], Outcome(payload[0] if payload else None, **json.loads(outside)))
 
     def _died(self) -> None:
         """Says which worker ended, what it was doing, and how to go on."""
         for number, process in enumerate(self._processes):
             process.join(0.1)
             if process.exitcode is not None:
-                job = self._under_way.get(self._at[number])
+                job = self.tickets.under_way.get(self._at[number])
                 doing = str(job) if job else "no job was in its hands"
                 how = f"killed by signal {-process.exitcode}" if process.exitcode < 0 else f"exit {process.exitcode}"
                 self.close()
@@ -132,7 +123,7 @@ class Pool:
             self._jobs.shutdown(socket.SHUT_WR)
         self._jobs.close()
         for process in self._processes:
-            process.join(0 if self._under_way else 5)
+            process.join(0 if self.tickets.under_way else 5)
             if process.is_alive():
                 process.kill()
                 process.join()

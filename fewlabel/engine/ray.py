@@ -19,6 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fewlabel.engine import flower_messages
+
 # Flower and Ray look at these when they are imported, and Ray's processes inherit them: no word to their makers, and
 # where no cluster is named, nothing that other machines could reach.
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -26,34 +28,31 @@ if "RAY_ADDRESS" not in os.environ:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
-from fewlabel.deploy import flower
 from fewlabel.engine import device
-from fewlabel.engine import run as runs
-from fewlabel.engine.worker import SERVER_ID, Job, Outcome, Serial, Worker
-from fewlabel.experiment import Experiment, load
+from fewlabel.engine.executor import SERVER_ID, Executor, Job, Outcome, Tickets
+from fewlabel.engine.serial import Serial
+from fewlabel.engine.worker import Worker
+from fewlabel.experiment import Experiment
 
 POLL = 0.01  # seconds between two looks for replies
 FOREVER = 1e7  # seconds that a message may take
 
 
-def execute(
-    directory: Path, *, workers: int | None, watch: runs.Watch | None, stop: Callable[[], bool]
-) -> dict[str, Any]:
-    """Runs what `runs.prepare` laid out, or the rest of it, and returns its summary."""
+def with_executor(experiment: Experiment, workers: int | None, body: Callable[[Executor], None]) -> None:
+    """Call `body` with an executor that spreads jobs over Ray, in the thread that Flower starts for its server."""
     from flwr.simulation import run_simulation
 
-    experiment, over = load(directory / "experiment.toml"), threading.Event()
-    done: list[dict[str, Any] | Exception] = []
+    over, done = threading.Event(), list[Exception | None]()
 
     def serve(grid: Grid, context: Context) -> None:
         try:
-            executor = VirtualNodes(grid, experiment.clients.count, over)
-            done.append(runs.execute(directory, executor=executor, watch=watch, stop=stop))
+            body(VirtualNodes(grid, experiment.clients.count, over))
+            done.append(None)
         except Exception as error:  # Flower would log it and raise another
             done.append(error)
 
@@ -67,13 +66,14 @@ def execute(
             run_simulation(server, client, experiment.clients.count, backend_config={"client_resources": resources})
     except Exception as error:  # Ray and Flower raise what they like
         done.append(
-            RunFailed(f"Ray cannot be used: {flower.printable(str(error.__cause__ or error))}; resume to go on")
+            RunFailed(
+                f"Ray cannot be used: {flower_messages.printable(str(error.__cause__ or error))}; resume to go on"
+            )
         )
     finally:
         over.set()
-    if isinstance(found := done[0], Exception):
-        raise found
-    return found
+    if done[0] is not None:
+        raise done[0]
 
 
 def share_of_gpu(experiment: Experiment) -> float:
@@ -118,10 +118,8 @@ class VirtualNodes:
 
         resources: Any = ray.cluster_resources  # which has no types
         self.grid, self.over, self.window = grid, over, 2 * int(resources()["CPU"])
-        self._here = Serial()
-        self._tickets = 0
-        self._sent: dict[str, tuple[int, Job]] = {}
-        self._outcomes: dict[int, Outcome] = {}
+        self.tickets, self._here = Tickets(), Serial()
+        self._sent: dict[str, int] = {}  # tickets
         self._nodes = self._meet(clients)
 
     def _meet(self, clients: int) -> dict[int, int]:
@@ -131,27 +129,25 @@ class VirtualNodes:
         asked = {self._send(node, "query"): node for node in nodes}
         found: dict[int, int] = {}
         while asked:
-            for sent, reply in flower.receive(self.grid, asked):
+            for sent, reply in flower_messages.receive(self.grid, asked):
                 found[json.loads(told(reply))] = asked.pop(sent)
             self._rest()
         return found
 
     def _send(self, node: int, kind: str, group: str = "", **parts: bytes | None) -> str:
-        if (sent := flower.send(self.grid, node, FOREVER, kind, group, **parts)) is None:
+        if (sent := flower_messages.send(self.grid, node, FOREVER, kind, group, **parts)) is None:
             raise RunFailed("Flower did not take a message; resume to go on")
         return sent
 
     def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
-        self._tickets += 1
+        ticket = self.tickets.open(job)
         if job.client == SERVER_ID:
-            self._outcomes[self._tickets] = self._here.collect(self._here.submit(job, message, statistics))
-            return self._tickets
+            here = self._here.submit(job, message, statistics)
+            self.tickets.close(ticket, self._here.tickets.collect(here))
+            return ticket
         parts = {"job": json.dumps(vars(job)).encode(), "message": message, "statistics": statistics}
-        self._sent[self._send(self._nodes[job.client], "train", str(job.round), **parts)] = self._tickets, job
-        return self._tickets
-
-    def ready(self, ticket: int) -> bool:
-        return ticket in self._outcomes
+        self._sent[self._send(self._nodes[job.client], "train", str(job.round), **parts)] = ticket
+        return ticket
 
     def wait(self) -> None:
         while not self._hear():
@@ -159,45 +155,42 @@ class VirtualNodes:
 
     def _hear(self) -> bool:
         """Whether a job has come to an end since."""
-        replies = flower.receive(self.grid, self._sent)
+        replies = flower_messages.receive(self.grid, self._sent)
         for sent, reply in replies:
-            ticket, job = self._sent.pop(sent)
-            seen = json.loads(told(reply, f" while {job}"))
-            record: Any = reply.content[flower.RECORD]
-            self._outcomes[ticket] = Outcome(record.get("upload"), **seen)
+            ticket = self._sent.pop(sent)
+            seen = json.loads(told(reply, f" while {self.tickets.under_way[ticket]}"))
+            record: Any = reply.content[flower_messages.RECORD]
+            self.tickets.close(ticket, Outcome(record.get("upload"), **seen))
         return bool(replies)
 
     def _rest(self) -> None:
         if self.over.wait(POLL):
             raise RunFailed("Ray has ended; resume to go on")
 
-    def collect(self, ticket: int) -> Outcome:
-        return self._outcomes.pop(ticket)
-
     def discard(self) -> None:
         while self._sent and not self.over.is_set():
             self.wait()
-        self._outcomes.clear()
+        self.tickets.clear()
 
 
 def told(reply: Message, when: str = "") -> Any:
     """The part of a reply that every node gives."""
     if reply.has_error():
-        why = flower.printable(reply.error.reason or str(reply.error.code))
+        why = flower_messages.printable(reply.error.reason or str(reply.error.code))
         raise RunFailed(f"a process of Ray failed{when}: {why}; resume to do that round again")
-    return reply.content[flower.RECORD]["told"]
+    return reply.content[flower_messages.RECORD]["told"]
 
 
 # A node
 
 
 def introduce(message: Message, context: Context) -> Message:
-    return answer(message, told=json.dumps(context.node_config["partition-id"]).encode())
+    return flower_messages.answer(message, told=json.dumps(context.node_config["partition-id"]).encode())
 
 
 def respond(message: Message, context: Context) -> Message:
     """A node's reply to a job of the client that it is."""
-    parts: Any = message.content[flower.RECORD]
+    parts: Any = message.content[flower_messages.RECORD]
     job = Job(**json.loads(parts["job"]))
     if job.client != context.node_config["partition-id"]:
         raise BadInput(f"this is client {context.node_config['partition-id']}, not client {job.client}")
@@ -206,12 +199,7 @@ def respond(message: Message, context: Context) -> Message:
     except FewLabelError as error:
         outcome = Outcome(None, {}, f"{socket.gethostname()} must see the run's directory and data, but {error}")
     seen = {"outside": outcome.outside, "failure": outcome.failure, "traceback": outcome.traceback}
-    return answer(message, told=json.dumps(seen).encode(), upload=outcome.payload)
-
-
-def answer(message: Message, **parts: bytes | None) -> Message:
-    record = ConfigRecord({name: part for name, part in parts.items() if part is not None})
-    return Message(RecordDict({flower.RECORD: record}), reply_to=message)
+    return flower_messages.answer(message, told=json.dumps(seen).encode(), upload=outcome.payload)
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""A federation on this machine: its clients' tasks in this process or spread over others, with the same bits."""
+"""The server's side of a run: sends clients their tasks, takes replies in order, keeps the account of each round."""
 
 import math
 import time
@@ -7,18 +7,31 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fewlabel.core import metrics as evaluate
 from fewlabel.core import tree, wire
+from fewlabel.core.averaging import Kinds, average
 from fewlabel.core.errors import FewLabelError, RunFailed
-from fewlabel.core.federation import ClientError, ClientInfo, Reply, Site, Task, TooFewReplies, accept, task_of
+from fewlabel.core.federation import (
+    ClientError,
+    ClientInfo,
+    Mean,
+    Model,
+    Reply,
+    Site,
+    TooFewReplies,
+    by_size,
+)
 from fewlabel.core.rng import Rng
+from fewlabel.core.tasks import Task, accept, task_of
 from fewlabel.core.tree import Tree
-from fewlabel.engine.worker import SERVER_ID, Job, Outcome, Serial, Weights, World
+from fewlabel.engine.executor import SERVER_ID, Executor, Job, Outcome
+from fewlabel.engine.serial import Serial
+from fewlabel.engine.world import World
 
 NOTHING = object()
 RESERVED = {"round", "seconds", "bytes_up", "bytes_down", "model_bytes", "asked", "replies", "local_accuracy"}
@@ -40,25 +53,6 @@ def counts_of(outcome: Outcome, classes: int) -> evaluate.Counts:
     counts = wire.unpack(evaluate.Counts, outcome.payload)
     evaluate.check_shared(counts, classes)
     return counts
-
-
-class Executor(Protocol):
-    """Runs jobs; tickets are redeemed in any order."""
-
-    window: int  # jobs worth having under way
-
-    def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int: ...
-
-    def ready(self, ticket: int) -> bool: ...
-
-    def wait(self) -> None:
-        """Until some job is done."""
-
-    def collect(self, ticket: int) -> Outcome:
-        """The outcome of a job that is ready."""
-
-    def discard(self) -> None:
-        """Forgets all jobs under way."""
 
 
 @dataclass
@@ -111,11 +105,11 @@ class Entry:
     ticket: int | None = None
 
 
-class Simulation:
-    """The Federation on this machine, or with a `remote` world the server's part of one whose clients are elsewhere.
+class Server:
+    """The server of a federation: has clients' tasks done by an executor, and keeps the account of each round.
 
-    Here a task that raises is a bug and ends the run. Of remote clients, one that fails or whose upload is refused
-    counts as one without a reply.
+    In a simulation a task that raises is a bug and ends the run. A `remote` client that fails, or whose upload is
+    refused, counts as one that did not reply.
     """
 
     def __init__(
@@ -123,11 +117,12 @@ class Simulation:
         directory: Path,
         executor: Executor | None = None,
         absent: Collection[int] = (),
-        remote: World | None = None,
+        world: World | None = None,
+        remote: bool = False,
     ) -> None:
         self.directory, self.absent = directory, frozenset(absent)
         self.executor: Executor = executor or Serial()
-        self.world, self.forgives = remote or World.open(directory), remote is not None
+        self.world, self.remote = world or World.open(directory), remote
         self.experiment, self.method = self.world.experiment, self.world.experiment.method
         self.rounds, self.num_classes = self.experiment.rounds, len(self.world.dataset.classes)
         self.round, self.checkpointed = 0, 0
@@ -185,6 +180,18 @@ class Simulation:
         self._open = True
         return self._replies(task_of(self.method, task, "client"), jobs)
 
+    def mean(
+        self,
+        task: Callable[[Any, Any], Any],
+        jobs: Iterable[tuple[ClientInfo, Any]],
+        old: Tree,
+        *,
+        weight: Callable[[Reply[Any]], float] = by_size,
+        kinds: Kinds | None = None,
+        keep: bool = False,
+    ) -> Mean[Any]:
+        return average(self.run(task, jobs), old, weight, kinds, keep)
+
     def map(self, task: Callable[[Any, Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         self._check_closed()
         self._open = True
@@ -213,12 +220,12 @@ class Simulation:
     def take_round(self) -> dict[str, Any]:
         """What the round cost and showed, for its line; counting starts anew."""
         seen, self.seen = self.seen, Round()
-        hidden = ("images_labeled", "images_unlabeled") if self.forgives else ()  # sites elsewhere do not tell
+        hidden = ("images_labeled", "images_unlabeled") if self.remote else ()  # sites elsewhere do not tell
         return {name: value for name, value in seen.line().items() if name not in hidden}
 
     def evaluate(self, weights: Tree) -> dict[str, int]:
         """Has a model measured beside whatever comes next: a ticket for each split, and each site that tests."""
-        data = wire.pack(Weights(weights | (self.statistics or {})))
+        data = wire.pack(Model(weights | (self.statistics or {})))
         self._asked_bytes = len(data)
         jobs = {split: self._job("evaluate", split) for split in self.world.measured}
         jobs |= {f"client {client}": self._job("evaluate", "test", client) for client in self.world.tested}
@@ -229,9 +236,9 @@ class Simulation:
         found: dict[str, Any] = {}
         counts, failures, up = list[evaluate.Counts](), list[str](), 0
         for name, ticket in tickets.items():
-            while not self.executor.ready(ticket):
+            while not self.executor.tickets.ready(ticket):
                 self.executor.wait()
-            outcome = self.executor.collect(ticket)
+            outcome = self.executor.tickets.collect(ticket)
             if name not in self.world.measured:
                 up += len(outcome.payload or b"")
                 try:
@@ -354,15 +361,15 @@ class Simulation:
             for entry in under_way:
                 if entry.ticket is None and (entry.client is None or entry.client.id not in busy):
                     entry.ticket = self.executor.submit(entry.job, entry.message, pooled)
-                if entry.client is not None and (entry.ticket is None or not self.executor.ready(entry.ticket)):
+                if entry.client is not None and (entry.ticket is None or not self.executor.tickets.ready(entry.ticket)):
                     busy.add(entry.client.id)
             first = under_way[0]
             assert first.ticket is not None  # nothing before it keeps its client busy
-            if not self.executor.ready(first.ticket):
+            if not self.executor.tickets.ready(first.ticket):
                 self.executor.wait()
                 continue
             under_way.popleft()
-            outcome = self.executor.collect(first.ticket)
+            outcome = self.executor.tickets.collect(first.ticket)
             if outcome.failure:
                 error = ClientError(first.job.client, first.job.task or first.job.kind, self.round, outcome.failure)
                 error.__cause__ = RuntimeError(outcome.traceback)
@@ -380,7 +387,7 @@ class Simulation:
 
     def _forgive(self, error: ClientError) -> None:
         """Notes what a remote client did wrong; here, and at the server, it ends the run."""
-        if not self.forgives or error.client == SERVER_ID:
+        if not self.remote or error.client == SERVER_ID:
             raise error
         self.seen.failures.append(str(error))
 
@@ -395,7 +402,7 @@ class Simulation:
 
     def _recompute(self, weights: Tree) -> Tree | None:
         """BatchNorm statistics pooled over clients."""
-        data = wire.pack(Weights(weights))
+        data = wire.pack(Model(weights))
         asked = [client for client in self.sample(name="statistics") if not self._silent(client.id, -1)]
         jobs = (Entry(n, c, self._job("statistics", client=c.id), data) for n, c in enumerate(asked))
 
@@ -422,7 +429,7 @@ class Simulation:
     def _statistics_of(self, client: ClientInfo, data: bytes) -> Tree:
         """A client's own statistics, if they are those of the network."""
         try:
-            found, wanted = wire.unpack(Weights, data, finite=True).model, tree.statistics(self.initial)
+            found, wanted = wire.unpack(Model, data, finite=True).model, tree.statistics(self.initial)
             wire.check_like(found, wanted)
             tree.same_entries(found, wanted)
         except (wire.WireError, ValueError) as error:
@@ -440,14 +447,14 @@ class Simulation:
 
     @cached_property
     def _model_bytes(self) -> int:
-        return len(wire.pack(Weights(self.initial)))
+        return len(wire.pack(Model(self.initial)))
 
     @property
     def _statistics_bytes(self) -> int:
         return 0 if self.statistics is None else len(self._pooled())
 
     def _pooled(self) -> bytes:
-        return wire.pack(Weights(self.statistics or {}))
+        return wire.pack(Model(self.statistics or {}))
 
     def _close(self) -> None:
         """Ends a run; its message may be changed before the next, so it is packed anew then."""

@@ -6,34 +6,33 @@ import os
 import platform
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save as to_safetensors
 
-from fewlabel.core import tree
+from fewlabel.core import storage, tree
 from fewlabel.core.errors import BadInput, FewLabelError, RunFailed, StorageError
-from fewlabel.core.federation import ClientError, state_kind, train
+from fewlabel.core.federation import ClientError, train
 from fewlabel.core.rng import Rng
+from fewlabel.core.tasks import state_kind
 from fewlabel.data import partition
 from fewlabel.data.datasets import Dataset
-from fewlabel.engine import checkpoint, device
+from fewlabel.engine import backends, device, record
+from fewlabel.engine.card import Card
 from fewlabel.engine.checkpoint import Checkpoints, Saved
-from fewlabel.engine.pool import Pool
-from fewlabel.engine.rounds import Executor, Simulation
-from fewlabel.engine.worker import Serial, World, dataset_of
-from fewlabel.experiment import Experiment, dumps, load, unknown
-from fewlabel.inference.predict import Card
+from fewlabel.engine.executor import Executor
+from fewlabel.engine.rounds import Server
+from fewlabel.engine.world import World, dataset_of
+from fewlabel.experiment import Experiment, dumps
 
 SCHEMA = 1  # of summary.json
-BACKENDS = ("simulator", "flower-ray")
 Watch = Callable[[dict[str, Any]], None]  # is shown each line of rounds.jsonl as it is written
 
 
@@ -53,10 +52,10 @@ def prepare(experiment: Experiment, directory: Path) -> Path:
         world = World(experiment, dataset, dealt)
         check_batches(experiment, world.network(Rng("trial"), experiment.model.pretrained), dataset)
         directory.mkdir(parents=True, exist_ok=True)
-        with checkpoint.lock(directory):
+        with record.in_use(directory):
             refuse_used(directory)
-            dealt.save(directory / "partition.json", dataset.splits["train"].labels.numpy(), dataset.classes)
-            checkpoint.write(directory / "experiment.toml", dumps(experiment).encode())
+            dealt.save(directory / record.PARTITION, dataset.splits["train"].labels.numpy(), dataset.classes)
+            storage.write(directory / record.EXPERIMENT, dumps(experiment).encode())
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror}") from None
     return directory
@@ -69,8 +68,8 @@ def laid_out(experiment: Experiment, directory: Path) -> Iterator[Path]:
     try:
         yield directory
     except BadInput:
-        if not (directory / "rounds.jsonl").exists():
-            for name in ("partition.json", "experiment.toml", ".lock"):
+        if not (directory / record.ROUNDS).exists():
+            for name in (record.PARTITION, record.EXPERIMENT, record.LOCK):
                 (directory / name).unlink(missing_ok=True)
             with suppress(OSError):  # what else is there is not ours
                 directory.rmdir()
@@ -90,17 +89,9 @@ def check_batches(experiment: Experiment, network: torch.nn.Module, dataset: Dat
             raise BadInput(f"method.{name} = 1 is too few for {experiment.model.name}: {error}; raise it") from None
 
 
-def check_backend(name: str) -> None:
-    """Refuses what would do a run's jobs but is not there."""
-    if name not in BACKENDS:
-        raise BadInput(unknown("backend", name, BACKENDS))
-    if name == "flower-ray" and not (find_spec("flwr") and find_spec("ray")):
-        raise BadInput("the backend 'flower-ray' needs Flower with its simulation: pip install 'fewlabel[flower]'")
-
-
 def refuse_used(directory: Path) -> None:
     there = [path.name for path in directory.iterdir()] if directory.exists() else []
-    if any(name != "partition.json" and not name.startswith(".") for name in there):  # more than a kill leaves here
+    if any(name != record.PARTITION and not name.startswith(".") for name in there):  # more than a kill leaves here
         raise BadInput(f"{directory} is not empty; continue it with --resume {directory} or choose another --out")
 
 
@@ -118,43 +109,20 @@ def execute(
 
     With a `remote` world, which is all that a server knows of clients elsewhere, the executor reaches them.
     """
-    if not (directory / "experiment.toml").exists():
-        raise BadInput(f"{directory} holds no run: it has no experiment.toml")
-    if (directory / "summary.json").exists():
-        return summary(directory)
-    check_backend(backend)
-    if backend == "flower-ray":
-        from fewlabel.engine import ray
-
-        return ray.execute(directory, workers=workers, watch=watch, stop=stop)
-    with ExitStack() as stack:
-        experiment = load(directory / "experiment.toml")
-        device.of(experiment.device)
-        stack.enter_context(checkpoint.lock(directory))
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(experiment.threads)
-        run = Run(directory.resolve(), watch or (lambda line: None), remote)
-        # Last, so that forked workers share what was imported and read so far.
-        run.fed.executor = executor or stack.enter_context(workforce(workers, experiment))
-        try:
-            run.go(stop)
-        except Exception as error:
-            run.rescue()
-            if (told := run.explained(error)) is not error:
-                raise told from error
-            raise
-    return summary(directory)
-
-
-@contextmanager
-def workforce(workers: int | None, experiment: Experiment) -> Iterator[Executor]:
-    """As many processes as asked for, or as the device is good for; one, or none, is this process."""
-    workers = workers or device.workers(experiment.device)
-    if workers == 1 or not hasattr(os, "memfd_create"):
-        yield Serial()
-    else:
-        with Pool(workers, "fork" if experiment.threads == 1 and experiment.device == "cpu" else "spawn") as pool:
-            yield pool
+    if not record.is_run(directory):
+        raise BadInput(f"{directory} holds no run: it has no {record.EXPERIMENT}")
+    if record.is_finished(directory):
+        return record.read_summary(directory)
+    with_executor = backends.load(backend)
+    with record.in_use(directory):
+        world = remote or World.open(directory)
+        device.of(world.experiment.device)
+        run = Run(directory.resolve(), watch or (lambda line: None), world, remote=remote is not None)
+        if executor is not None:
+            run.attempt(executor, stop)
+        else:  # only now, so that forked workers share what was imported and read so far
+            with_executor(world.experiment, workers, lambda found: run.attempt(found, stop))
+    return record.read_summary(directory)
 
 
 @dataclass
@@ -170,14 +138,30 @@ class Pending:
 class Run:
     """One run under way."""
 
-    def __init__(self, directory: Path, watch: Watch, remote: World | None = None) -> None:
+    def __init__(self, directory: Path, watch: Watch, world: World, remote: bool) -> None:
         self.directory, self.watch = directory, watch
-        self.fed = Simulation(directory, remote=remote)
+        self.fed = Server(directory, world=world, remote=remote)
         self.experiment, self.method = self.fed.experiment, self.fed.method
-        self.checkpoints = Checkpoints(directory / "checkpoint", state_kind(type(self.method)), version("fewlabel"))
-        self.log = directory / "rounds.jsonl"
+        self.checkpoints = Checkpoints(
+            directory / record.CHECKPOINTS, state_kind(type(self.method)), version("fewlabel")
+        )
+        self.log = directory / record.ROUNDS
         self.pending: Pending | None = None
         self.last_checkpoint = time.monotonic()
+
+    def attempt(self, executor: Executor, stop: Callable[[], bool]) -> None:
+        """Play the rounds that are left. If that fails, keep what is complete and say why."""
+        self.fed.executor, threads = executor, torch.get_num_threads()
+        torch.set_num_threads(self.experiment.threads)  # of this thread, which may not be the main one
+        try:
+            self.go(stop)
+        except Exception as error:
+            self.rescue()
+            if (told := self.explained(error)) is not error:
+                raise told from error
+            raise
+        finally:
+            torch.set_num_threads(threads)
 
     def go(self, stop: Callable[[], bool]) -> None:
         saved = self.checkpoints.load()
@@ -195,7 +179,7 @@ class Run:
             self.settle()
             packed = self.checkpoints.pack(Saved(number, state, self.fed.statistics))
             self.pending = Pending(number, packed, line, tickets)
-            if self.due(number) and all(map(self.fed.executor.ready, tickets.values())):
+            if self.due(number) and all(map(self.fed.executor.tickets.ready, tickets.values())):
                 self.settle()  # there is nothing to wait for, and a kill from now on costs no part of this round
             began = time.monotonic()
             if stop() and number < self.experiment.rounds:
@@ -233,7 +217,7 @@ class Run:
 
     def explained(self, error: Exception) -> Exception:
         """What stopped the run, as a sentence where a task or a method of one's own is to blame; with its traceback."""
-        trace = self.directory / "error.txt"
+        trace = self.directory / record.ERROR
         if isinstance(error, ClientError) and error.__cause__:
             with suppress(OSError):
                 trace.write_text(str(error.__cause__))
@@ -255,13 +239,13 @@ class Run:
 
     def keep_lines(self, rounds: int) -> None:
         """Drops lines of rounds that are done again."""
-        kept = [line for line in read_rounds(self.directory) if line["round"] <= rounds]
+        kept = [line for line in record.read_rounds(self.directory) if line["round"] <= rounds]
         if [line["round"] for line in kept] != list(range(1, rounds + 1)):
             raise StorageError(f"{self.log} lacks lines of rounds before the checkpoint of round {rounds}; start anew")
-        checkpoint.write(self.log, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        storage.write(self.log, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     def finish(self, state: Any) -> None:
-        rounds = read_rounds(self.directory)
+        rounds = record.read_rounds(self.directory)
         model = self.method.model(state)
         if model is not None:
             local = self.experiment.model.buffers == "local"  # then no statistics are right for everyone
@@ -270,21 +254,21 @@ class Run:
             card |= asdict(Card.of(self.experiment, self.fed.world.dataset))
             # One entry, because safetensors writes several in any order, and equal models are to be equal files.
             data = to_safetensors(complete, {"fewlabel": json.dumps(card)})
-            checkpoint.write(self.directory / "model.safetensors", data)
+            storage.write(self.directory / record.MODEL, data)
         whole = {
             "schema_version": SCHEMA,
             "name": self.experiment.name,
             "data": self.experiment.data.name,
             "seed": self.experiment.seed,
             "rounds": self.experiment.rounds,
-            "last": last_measured(rounds),
-            "chosen_on_validation": chosen_on_validation(rounds),
-            **spent(rounds),
+            "last": record.last_measured(rounds),
+            "chosen_on_validation": record.chosen_on_validation(rounds),
+            **record.spent(rounds),
             "peak_memory_bytes": peak_memory(),
             "partition": self.fed.world.partition.checksum,
             "versions": versions(),
         }
-        checkpoint.write(self.directory / "summary.json", json.dumps(whole, indent=1).encode())
+        storage.write(self.directory / record.SUMMARY, json.dumps(whole, indent=1).encode())
 
 
 def peak_memory() -> int:
@@ -300,52 +284,3 @@ def peak_memory() -> int:
 def versions() -> dict[str, str]:
     packages = {name: version(name) for name in ("fewlabel", "torch", "numpy")}
     return {"python": platform.python_version(), **packages, "cpu": torch.backends.cpu.get_cpu_capability()}
-
-
-def read_rounds(directory: Path) -> list[dict[str, Any]]:
-    """The lines of rounds.jsonl that are whole."""
-    path = directory / "rounds.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def last_measured(rounds: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The line of the last round that was measured; where none ever is, of the last round."""
-    lines = [line for line in rounds if "test" in line] or rounds
-    return lines[-1] if lines else None
-
-
-def chosen_on_validation(rounds: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The line of the first round with the best accuracy on validation."""
-    lines = [line for line in rounds if "test" in line and "validation" in line]
-    return max(lines, key=lambda line: float(line["validation"]["accuracy"]), default=None)
-
-
-def spent(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """What rounds cost, and how that compares with FedAvg's bytes in as many jobs."""
-    costs = (
-        "bytes_up",
-        "bytes_down",
-        "model_bytes",
-        "seconds",
-        "seconds_train",
-        "seconds_evaluate",
-        "asked",
-        "replies",
-    )
-    total = {key: sum(line.get(key, 0) for line in rounds) for key in costs}
-    for key in ("images_labeled", "images_unlabeled"):  # which sites elsewhere do not tell
-        if all(key in line for line in rounds):
-            total[key] = sum(line[key] for line in rounds)
-    return total | {"bytes_of_fedavg": (total["bytes_up"] + total["bytes_down"]) / max(1, total["model_bytes"])}
-
-
-def summary(directory: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((directory / "summary.json").read_text())
-    except FileNotFoundError:
-        raise BadInput(f"{directory} has no summary.json: the run is not finished; resume it first") from None
-    except (OSError, ValueError) as error:
-        path = directory / "summary.json"
-        raise StorageError(f"{path} cannot be read: {error}; delete it and resume the run") from None
-    return found

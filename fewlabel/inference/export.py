@@ -14,17 +14,18 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fewlabel.core import storage
 from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.core.federation import leaves
 from fewlabel.data.own import read
 from fewlabel.data.own.listing import counted
 from fewlabel.data.partition import Partition
 from fewlabel.data.splits import DRAWN, SPLITS
-from fewlabel.engine import checkpoint
+from fewlabel.engine.card import Card
 from fewlabel.experiment import Data, plain_method
-from fewlabel.inference.predict import FILE, Card, Model, stored
+from fewlabel.inference.predict import FILE, Model, stored
 from fewlabel.report.results import METRICS, Result
 from fewlabel.report.tables import Table, percent
-from fewlabel.report.terminal import leaves
 
 ONNX = "model.onnx"
 CARD = "MODEL_CARD.md"
@@ -79,8 +80,8 @@ def export(run: Path, to: str, out: Path | None = None) -> Exported:
     except OSError as error:
         raise StorageError(f"{folder} cannot be made: {error.strerror}") from None
     written = Exported(folder / name, folder / CARD)
-    checkpoint.write(written.model, data)
-    checkpoint.write(written.card, told.encode())
+    storage.write(written.model, data)
+    storage.write(written.card, told.encode())
     return written
 
 
@@ -144,14 +145,15 @@ def described(result: Result, model: Model, about: dict[str, Any], there: Sequen
     yield from (f"- {sentence}" for sentence in origin(result, card))
     yield "\n## Method\n"
     yield (
-        f"{result.name}, {experiment.rounds} rounds, seed {result.seed}. {leaves(experiment.method) or UNSAID}\n\n"
+        f"{result.name}, {experiment.rounds} rounds, seed {result.seed}. What leaves a site: "
+        f"{leaves(experiment.method) or UNSAID}\n\n"
         f"```toml\n{tomli_w.dumps({'method': plain_method(experiment.method)})}```\n"
     )
     yield "## Results\n"
     yield from measured(result, card)
 
 
-UNSAID = "What leaves a site: its author does not say."
+UNSAID = "its author does not say."
 
 
 def limits(result: Result, card: Card) -> Iterator[str]:

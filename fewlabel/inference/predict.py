@@ -17,49 +17,24 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fewlabel import networks
-from fewlabel.core import metrics, tree
+from fewlabel.core import metrics, storage, tree
 from fewlabel.core.errors import BadInput, FewLabelError, StorageError
 from fewlabel.core.federation import batch_statistics
-from fewlabel.core.images import Images
 from fewlabel.core.rng import Rng
 from fewlabel.core.tree import Tree
 from fewlabel.data import pictures
-from fewlabel.data.datasets import Dataset, recolour, resize
+from fewlabel.data.datasets import recolour, resize
+from fewlabel.data.images import Images
 from fewlabel.data.own.layouts import files_below, is_image
 from fewlabel.data.own.listing import counted
 from fewlabel.data.pictures import Unreadable
 from fewlabel.data.published.readers import npz_images
-from fewlabel.data.raw import Scale
-from fewlabel.experiment import Experiment
+from fewlabel.engine.card import Card
 
 UNSURE_BELOW = 0.8
 BATCH = 64
 FILE = "model.safetensors"
 Progress = Callable[[int, int], None]  # files read, and all of them
-
-
-@dataclass(frozen=True)
-class Card:
-    """What a stored model says of itself: all that it takes to build its network and to prepare images for it."""
-
-    classes: tuple[str, ...]
-    network: dict[str, Any]  # what `models.build` needs beside the three numbers of the data
-    image_size: int
-    channels: int
-    mean: tuple[float, ...]  # per channel, of pixels in 0..1
-    std: tuple[float, ...]
-    scale: Scale
-
-    @classmethod
-    def of(cls, experiment: Experiment, dataset: Dataset) -> Self:
-        net, images = experiment.model, dataset.splits["train"].images
-        network = {"name": net.name, "norm": net.norm, "dropout": net.dropout}
-        size = dataset.image_size
-        return cls(dataset.classes, network, size, dataset.channels, images.mean, images.std, dataset.scale)
-
-    @property
-    def kind(self) -> str:
-        return {1: "grey", 3: "colour"}.get(self.channels, f"{self.channels}-channel")
 
 
 class Model(NamedTuple):
@@ -248,7 +223,6 @@ class Predictions:
 
     def csv(self, path: Path | str) -> Path:
         """Writes a row for each image, with a column for each class."""
-        from fewlabel.engine import checkpoint
 
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -256,7 +230,7 @@ class Predictions:
         for answer, row in zip(self.answers, self.probabilities.tolist(), strict=True):
             numbers = [f"{value:.6f}" for value in row]
             writer.writerow([answer.file, answer.label, f"{answer.probability:.6f}", "yes" * answer.unsure, *numbers])
-        checkpoint.write(Path(path), text.getvalue().encode("utf-8", "surrogateescape"))
+        storage.write(Path(path), text.getvalue().encode("utf-8", "surrogateescape"))
         return Path(path)
 
 

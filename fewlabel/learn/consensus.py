@@ -1,7 +1,7 @@
 """How much each model counts in an average of models: by size, by its distance from the others, by who has labels."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -56,15 +56,8 @@ def favour(
     return weights.tolist()
 
 
-def average(
-    stream: Iterable[tuple[float, bool, Tree]], default: Tree, share: float | None = None, times: float | None = None
-) -> Tree:
-    """The mean of a stream of (weight, from a labeled client?, model), the labeled ones favoured."""
-    weights, means = {True: 0.0, False: 0.0}, {True: default, False: default}
-    for weight, labeled, model in stream:
-        means[labeled] = tree.mean([(weights[labeled], means[labeled]), (weight, model)], default=default)
-        weights[labeled] += weight
-    kinds = [kind for kind in (True, False) if weights[kind]]
-    sizes = [weights[kind] for kind in kinds]
-    favoured = favour(torch.tensor(sizes, dtype=torch.float64).log(), sizes, kinds, share, times)
-    return tree.mean(((weight, means[kind]) for weight, kind in zip(favoured, kinds, strict=True)), default=default)
+def by_kind(
+    weights: Sequence[float], labeled: Sequence[bool], share: float | None = None, times: float | None = None
+) -> list[float]:
+    """How much the mean of labeled clients and that of the others count, for `Federation.mean`: `favour` of the two."""
+    return favour(torch.tensor(weights, dtype=torch.float64).log(), weights, labeled, share, times)

@@ -1,6 +1,6 @@
 """FedMatch's network: its parameters are the sum of two sets, of which one is frozen while the other learns."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,11 +8,30 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from fewlabel.core import tree
+from fewlabel.core.plots import WEIGHTS, WEIGHTS_ABOUT, PerClient
 from fewlabel.core.tree import Tree
-from fewlabel.learn.functional import Borrowed
+from fewlabel.learn.functional import Borrowed, Headed
 from fewlabel.learn.loop import SGD, Adam, Local, Optimizer, fit
 from fewlabel.learn.sparse import Packed, unpack
-from fewlabel.networks.parts import Network
+
+LEAVES = (
+    "Sigma and psi after training, or psi alone. Sparse ones travel as a bitmap of what changed and the new values. "
+    "A curious server can learn about training images from them, and "
+)
+PARTS = "Sigma learns from labels, psi from unlabeled images."
+WEIGHTS_OF_PARTS = tuple(
+    PerClient(WEIGHTS, f"{WEIGHTS_ABOUT} {PARTS}", f"weight_{part}", f"weight of each client in the average of {part}")
+    for part in ("sigma", "psi")
+)
+
+
+def one_rate(experiment: Any, local: Local) -> Iterator[str]:
+    """Caution about a second learning rate, which FedMatch does not have."""
+    if local.lr_unlabeled not in (None, local.lr):
+        yield (
+            f"{experiment.name}: method.local.lr_unlabeled changes nothing, as labeled and unlabeled clients have one "
+            "learning rate, method.local.lr"
+        )
 
 
 class Decomposed:
@@ -25,7 +44,7 @@ class Decomposed:
         self._borrowed = Borrowed(model)
         normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
         # Where weights are many, to read them once is faster; where they are few, smaller batches are.
-        self._at_once = isinstance(model, Network) and not normed and sum(map(Tensor.numel, self.psi.values())) > 2**20
+        self._at_once = isinstance(model, Headed) and not normed and sum(map(Tensor.numel, self.psi.values())) > 2**20
         self._others: list[tuple[Tree, Tree]] = []  # what stood in for psi, and its sum with sigma as it is
 
     def __call__(self, x: Tensor, sigma: Tree, psi: Tree) -> Tensor:

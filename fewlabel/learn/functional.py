@@ -1,8 +1,19 @@
 """A network run with weights other than its own: `functional_call`, without looking for their places each time."""
 
+from typing import Protocol, runtime_checkable
+
 from torch import Tensor, nn
 
 from fewlabel.core.tree import Tree
+
+
+@runtime_checkable
+class Headed(Protocol):
+    """A network that is cut before dropout and classifier, as ours are: `classify(features(x))` are its logits."""
+
+    def features(self, x: Tensor) -> Tensor: ...
+
+    def classify(self, features: Tensor) -> Tensor: ...
 
 
 class Borrowed:

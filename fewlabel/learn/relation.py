@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fewlabel.networks.parts import Network
+from fewlabel.learn.functional import Headed
 
 
 def class_sums(outputs: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -42,7 +42,7 @@ def with_dropout(model: nn.Module, x: Tensor, times: int) -> tuple[Tensor, Tenso
 
     In our networks dropout sits directly before the classifier, so that these passes share the features before it.
     """
-    if not isinstance(model, Network):
+    if not isinstance(model, Headed):
         with torch.no_grad():
             kept = {name: value.clone() for name, value in model.named_buffers()}
             more = torch.stack([model(x) for _ in range(times)])

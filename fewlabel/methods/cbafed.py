@@ -13,31 +13,31 @@ a labeled one, on both. Whoever selects nothing sends nothing. The rare classes 
 C of all images, as in the authors' code: with the shares as eq. 13 scales them (`tail_scaled`), most classes would be
 rare where there are few. `cbafed-authors` sets what the authors' code does on SVHN; left out of it: training on the
 very crops that were labeled, and a last batch of one image that is skipped.
-
-What leaves a site: its weights, which can betray training images to a curious server, and how many images it trained
-on; where thresholds or rare classes need it, as in `cbafed` and `cbafed-authors` alone, how many of each class: the
-class histogram of a labeled client, and about that of an unlabeled one. Sums alone would do: weights times images used,
-and the counts, are only added up.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fewlabel.core import tree
-from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Site, broadcast, on_client
+from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Site, Weights, all_warmup, broadcast
 from fewlabel.core.images import Labeled, Unlabeled
+from fewlabel.core.plots import PerClass
 from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
+from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn import residual
-from fewlabel.learn.consensus import average
+from fewlabel.learn.consensus import by_kind
 from fewlabel.learn.loop import Local, Optimizer, fit, memory_of, optimizer, paired
 from fewlabel.learn.teacher import Memory
 from fewlabel.learn.thresholds import class_shares, predict, select, thresholds
+
+SURE = "How sure the model must be of an image for its pseudo-label to count."
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class State:
 
 @dataclass(frozen=True)
 class Message:
-    model: Tree
+    model: Weights
     thresholds: Tensor
     tail: Tensor  # bool: classes rarely trained on
     warm: bool  # still in the warm-up
@@ -60,7 +60,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Update:
-    model: Tree
+    model: Weights
     used: int  # images trained on
     counts: Tensor | None = None  # of each class
 
@@ -92,7 +92,16 @@ class CBAFed:
     label_view: Literal["plain", "weak"] = "plain"  # of the images that are labeled
     persistent_optimizer: bool = False  # momentum stays with the client
 
-    settings = frozenset({SOME_CLIENTS, EVERY_CLIENT})
+    label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT})
+    leaves = (
+        "The weights after training, and the number of images trained on. `cbafed` and `cbafed-authors` also send that "
+        "number for each class: the class histogram of a labeled site, and nearly that of an unlabeled one. A curious "
+        "server can learn about training images from weights. The server needs only sums over sites."
+    )
+    plots = (PerClass("Thresholds", SURE, "thresholds", "threshold of each class"),)
+
+    def cautions(self, experiment: Any) -> Iterable[str]:
+        return all_warmup(experiment, self.warmup)
 
     @property
     def balanced(self) -> bool:
@@ -113,16 +122,13 @@ class CBAFed:
         bounds = thresholds(shares, self.threshold, self.highest) if self.adaptive else self.threshold + 0 * shares
         rare = self.beta / (fed.num_classes if self.tail_scaled else 10)  # of shares that eq. 13 scaled by C / 10
         message = Message(state.model, bounds, (shares < rare) & self.tail, warm)
-        counts = torch.zeros_like(state.counts)
-
-        def uploads() -> Iterator[tuple[float, bool, Tree]]:
-            clients = fed.sample(among=fed.labeled if alone else None)
-            for reply in fed.run(self.local_update, broadcast(clients, message)):
-                counts.add_(0 if reply.upload.counts is None else reply.upload.counts)  # eq. 7
-                yield reply.upload.used, reply.client.num_labeled > 0, reply.upload.model  # eq. 20
-
-        model = average(uploads(), state.model, self.labeled_share, self.labeled_times)
-        lost = state.lost + int(warm and model is state.model)
+        jobs = broadcast(fed.sample(among=fed.labeled if alone else None), message)
+        kinds = partial(by_kind, share=self.labeled_share, times=self.labeled_times)
+        found = fed.mean(self.local_update, jobs, state.model, weight=lambda r: r.upload.used, kinds=kinds)  # eq. 20
+        counts, model = torch.zeros_like(state.counts), found.model
+        for reply in found.replies:
+            counts.add_(0 if reply.upload.counts is None else reply.upload.counts)  # eq. 7
+        lost = state.lost + int(warm and not found.replies)
         before, turn = state.before, number if warm else number - self.warmup
         if self.residual and turn % self.skip == 0:
             share = self.blend_epochs if alone else self.blend_rounds

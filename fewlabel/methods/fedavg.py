@@ -10,11 +10,8 @@ each client goes on from its own model of the round before, and models are measu
 With `patience`, a client's learning rate falls to a third when its model's loss on the server's validation set was not
 lower for so many rounds, as in all rows of the FedMatch paper but Local-*, whose models the server never sees. The
 server then holds all models of a round until they are scored, where it else holds two.
-
-What leaves a site: its weights after training. They can betray training images to a curious server; sums would do.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Literal
@@ -23,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fewlabel.core import tree
 from fewlabel.core.errors import BadInput
 from fewlabel.core.federation import (
     EVERY_CLIENT,
@@ -33,16 +29,21 @@ from fewlabel.core.federation import (
     Model,
     Reply,
     Site,
+    Weights,
     broadcast,
-    on_client,
-    on_server,
 )
 from fewlabel.core.schema import Count, NonNegative, Positive, Share
+from fewlabel.core.tasks import on_client, on_server
 from fewlabel.core.tree import Tree
 from fewlabel.learn.agreement import annealed, confident, fixmatch, uda
 from fewlabel.learn.loop import Local, fit, optimizer, paired, steps
 from fewlabel.learn.losses import proximal
 from fewlabel.learn.plateau import Rate, Score, fallen, score
+
+SENT = (
+    "The weights after training. A curious server can learn about training images from them. The server needs only "
+    "their sum over sites."
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class State:
 
 @dataclass(frozen=True)
 class Message:
-    model: Tree
+    model: Weights
     rate: float = 1.0  # times the learning rate
 
 
@@ -72,7 +73,15 @@ class FedAvg:
     patience: Count | None = None  # rounds without a lower validation loss, after which a learning rate falls
     decay: Positive = 3.0  # by what it is divided
 
-    settings = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
+    label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
+
+    @property
+    def leaves(self) -> str:
+        return SENT if self.sharing else "Nothing."
+
+    @property
+    def needs_each_model(self) -> bool:
+        return self.patience is not None
 
     def init(self, fed: Federation) -> State:
         if self.patience and not self.sharing:
@@ -93,14 +102,13 @@ class FedAvg:
                 state = State(trained.model, self.rates(state, fed, {"server": trained}))
         present = fed.sample(among=fed.labeled if self.unlabeled == "none" else None)
         jobs = ((c, self.message(shared, state, str(c.id))) for c, shared in broadcast(present, Message(state.model)))
-        replies: Iterable[Reply[Model]] = fed.run(self.local_update, jobs)
-        rates = state.rates
-        if self.patience:
-            replies = list(replies)
-            rates = self.rates(state, fed, {str(reply.client.id): reply.upload for reply in replies})
-        used = ((r.client.num_labeled if self.unlabeled == "none" else r.client.size, r.upload.model) for r in replies)
-        weighted = ((size if self.weights == "size" else 1, model) for size, model in used)
-        return State(tree.mean(weighted, default=state.model), rates)
+        found = fed.mean(self.local_update, jobs, state.model, weight=self.weight, keep=self.needs_each_model)
+        return State(found.model, self.rates(state, fed, {str(r.client.id): r.upload for r in found.replies}))
+
+    def weight(self, reply: Reply[Model]) -> float:
+        if self.weights == "uniform":
+            return 1
+        return reply.client.num_labeled if self.unlabeled == "none" else reply.client.size
 
     def message(self, shared: Message, state: State, who: str) -> Message:
         return replace(shared, rate=state.rates[who].lr) if who in state.rates else shared

@@ -11,30 +11,34 @@ is left out of the average and of eq. 6. The relation of a labeled client is tha
 `fedirm-authors` sets what the authors' code does; left out of it: cross-entropy summed over two views, a learning rate
 that rises when unlabeled clients join, a teacher that runs with dropout and statistics of the batch, and dropout passes
 that move BatchNorm's statistics.
-
-What leaves a site: its weights, which can betray training images to a curious server, and from labeled clients the
-relation matrix, unless its weight is 0: a mean output per class, which tells which classes a site has and how its model
-confuses them. Sums alone would do: all that the server needs are averages.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fewlabel.core import tree
-from fewlabel.core.federation import SOME_CLIENTS, Federation, Site, broadcast, on_client
+from fewlabel.core.federation import SOME_CLIENTS, Federation, Site, Weights, all_warmup, broadcast, by_size
 from fewlabel.core.images import Labeled, Unlabeled
+from fewlabel.core.plots import ClassMatrix
 from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
+from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
-from fewlabel.learn.consensus import average
+from fewlabel.learn.consensus import by_kind
 from fewlabel.learn.loop import Local, Optimizer, fit, memory_of, optimizer
 from fewlabel.learn.relation import class_sums, entropy, matching, ramp, relation, with_dropout
 from fewlabel.learn.teacher import MeanTeacher, Memory, Teacher, consistency
+
+MATCHED = (
+    "What the model says of images of each class, softened and on average. Unlabeled clients, by their pseudo-labels, "
+    "should agree with labeled ones. Blank: a client is sure of no image of that class."
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Relation:
 class State:
     """What the server keeps and sends; and with a relation from labeled clients alone, what they upload."""
 
-    model: Tree
+    model: Weights
     relation: Relation | None = None
 
 
@@ -76,7 +80,16 @@ class FedIRM:
     weights: Literal["size", "uniform"] = "size"  # of a client in the average: its images, or all alike
     persistent_optimizer: bool = False  # the optimizer's memory stays with the client
 
-    settings = frozenset({SOME_CLIENTS})
+    label_places = frozenset({SOME_CLIENTS})
+    leaves = (
+        "The weights after training. Labeled sites also send their relation matrix, unless its weight is 0: the mean "
+        "output for each class, which tells what classes a site has and how its model confuses them. A curious server "
+        "can learn about training images from weights. The server needs only averages over sites."
+    )
+    plots = (ClassMatrix("Relations among classes", MATCHED, "relation"),)
+
+    def cautions(self, experiment: Any) -> Iterable[str]:
+        return all_warmup(experiment, self.warmup)
 
     def init(self, fed: Federation) -> State:
         return State(fed.server.weights())
@@ -85,18 +98,12 @@ class FedIRM:
         return state.model
 
     def round(self, state: State, fed: Federation) -> State:
-        relations: list[Relation] = []
-
-        def uploads() -> Iterator[tuple[float, bool, Tree]]:
-            present = fed.sample(among=fed.labeled if fed.round <= self.warmup else None)
-            for reply in fed.run(self.local_update, broadcast(present, state)):
-                if reply.upload.relation:
-                    relations.append(reply.upload.relation)
-                size = reply.client.size if self.weights == "size" else 1
-                yield size, reply.client.num_labeled > 0, reply.upload.model
-
-        model = average(uploads(), state.model, self.labeled_share)
-        return State(model, self.together(relations, fed) if relations else state.relation)
+        jobs = broadcast(fed.sample(among=fed.labeled if fed.round <= self.warmup else None), state)
+        weight = by_size if self.weights == "size" else lambda reply: 1.0
+        kinds = partial(by_kind, share=self.labeled_share)
+        found = fed.mean(self.local_update, jobs, state.model, weight=weight, kinds=kinds)
+        relations = [reply.upload.relation for reply in found.replies if reply.upload.relation]
+        return State(found.model, self.together(relations, fed) if relations else state.relation)
 
     def together(self, relations: list[Relation], fed: Federation) -> Relation:
         """Each row averaged over the clients that have the class."""

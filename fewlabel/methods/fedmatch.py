@@ -14,25 +14,37 @@ code, on which the paper is silent; BatchNorm's statistics travel with sigma. En
 to zero before they leave. A client's learning rate falls to a third when its model's loss on the validation set was not
 lower for three rounds; the server measures it, keeps the schedule and sends the rate (`learn.rate`). Of ties in eq. 3,
 the local network's own label wins.
-
-What leaves a site: sigma and psi after training, or psi alone; where they are sparse, as a bitmap of what changed and
-the new values. They can betray training images to a curious server, and each psi that helps is sent to all clients.
-Sums alone would not do: the server scores each model by itself, and so holds all uploads of a round, as they were sent.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
 
 from fewlabel.core import tree
 from fewlabel.core.errors import BadInput
-from fewlabel.core.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Model, Site, on_client, on_server
+from fewlabel.core.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Model, Site
 from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
+from fewlabel.core.tasks import on_client, on_server
 from fewlabel.core.tree import Tree
 from fewlabel.learn.agreement import agreed, confident, fixmatch, inter_client
-from fewlabel.learn.decomposed import Decomposed, average, floats, frozen, shares, summed, together, traffic, zeros
+from fewlabel.learn.decomposed import (
+    LEAVES,
+    WEIGHTS_OF_PARTS,
+    Decomposed,
+    average,
+    floats,
+    frozen,
+    one_rate,
+    shares,
+    summed,
+    together,
+    traffic,
+    zeros,
+)
 from fewlabel.learn.loop import Local, paired
 from fewlabel.learn.plateau import Rate, Score, fallen, score
 from fewlabel.learn.sparse import Packed, pack, placed, trimmed, unpack
@@ -104,7 +116,13 @@ class FedMatch:
     use_psi: bool = True  # the same
     help_oneself: bool = True  # a helper gets its own psi, too
 
-    settings = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
+    label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
+    needs_each_model = True  # to score it
+    leaves = LEAVES + "each psi that helps is sent to all clients. The server scores each model by itself."
+    plots = WEIGHTS_OF_PARTS
+
+    def cautions(self, experiment: Any) -> Iterable[str]:
+        return one_rate(experiment, self.local)
 
     def init(self, fed: Federation) -> State:
         if fed.server.validation is None:

@@ -16,10 +16,6 @@ labeled images as they are (`views.weak = "none"`). It reads (round + 1) mod 10 
 the twentieth, … The noise is fixed for good, and seen in 0..1 whatever the data's normalisation. Differences from the
 code: of ties among votes the local label wins, not the first class, and entries of psi near zero leave as zeros, where
 the code only counts them so.
-
-What leaves a site: sigma and psi after training, or psi alone, where they are sparse as a bitmap of what changed and
-the new values. They can betray training images to a curious server, and a client's psi is sent to those whom it helps.
-Sums alone would not do: the server shows noise to each model by itself.
 """
 
 import math
@@ -29,11 +25,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fewlabel.core.federation import Model, Site, on_server
+from fewlabel.core.federation import Model, Site
 from fewlabel.core.rng import Rng
 from fewlabel.core.schema import Count, NonNegative
+from fewlabel.core.tasks import on_server
 from fewlabel.learn.agreement import agreed, confident, inter_client
-from fewlabel.learn.decomposed import Decomposed, frozen, summed
+from fewlabel.learn.decomposed import LEAVES, Decomposed, frozen, summed
 from fewlabel.learn.loop import Local, steps
 from fewlabel.learn.plateau import Score
 from fewlabel.learn.sparse import Packed, pack, unpack
@@ -48,6 +45,8 @@ class Embedded(Score):
 @dataclass(frozen=True)
 class FedMatchICLR(FedMatch):
     """FedMatch with helpers that are alike, in every tenth round, and clients that count alike."""
+
+    leaves = LEAVES + "a client's psi is sent to those whom it helps. The server shows noise to each model by itself."
 
     helpers_every: Count = 10  # rounds from one in which helpers help to the next
     weight_unlabeled: NonNegative = 0.01  # of pseudo-labels

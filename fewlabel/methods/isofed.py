@@ -8,17 +8,16 @@ to its own images by information maximisation (eq. 4).
 No code of the authors can be had. Student and teacher begin as the adapted model. What the paper leaves open is
 RSCFed's: learning rates, batches, sharpening, decay and beta. Adapting takes one epoch at the client's learning rate,
 on weak views; N of eq. 4, "the number of classes", is the number of images, as in the loss that it cites.
-
-What leaves a site: its weights after training. They can betray training images to a curious server, and the distances
-need each client's weights one by one, so that one sum alone would not do.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 from fewlabel.core import tree
-from fewlabel.core.federation import SOME_CLIENTS, ClientInfo, Federation, Model, Site, broadcast, on_client
+from fewlabel.core.federation import SOME_CLIENTS, ClientInfo, Federation, Model, Site, broadcast
+from fewlabel.core.plots import CLIENT_WEIGHTS
 from fewlabel.core.schema import Natural, NonNegative
+from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn.consensus import by_distance
 from fewlabel.learn.loop import Local, fit, optimizer
@@ -36,7 +35,13 @@ class IsoFed:
     teacher: MeanTeacher = MeanTeacher(student_view="strong")
     local: Local = Local(epochs=1, batch_size=64, lr=0.03, lr_unlabeled=0.021)
 
-    settings = frozenset({SOME_CLIENTS})
+    label_places = frozenset({SOME_CLIENTS})
+    needs_each_model = True  # for its distance from the others
+    leaves = (
+        "The weights after training. A curious server can learn about training images from them. The server needs each "
+        "site's weights, not only their sum, to compute distances."
+    )
+    plots = (CLIENT_WEIGHTS,)
 
     def init(self, fed: Federation) -> Model:
         return Model(fed.server.weights())

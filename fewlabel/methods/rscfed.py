@@ -10,15 +10,13 @@ that its client first receives, as in the authors' code; the paper says as the i
 client drawn by two groups trains twice in sequence, as in the authors' code, or once for both (`reuse`).
 `rscfed-authors` sets what the authors' code does on SVHN, with the labeled client's factor applied once, as in its
 first version.
-
-What leaves a site: its weights after training. They can betray training images to a curious server, and the distances
-need each client's weights one by one, so that one sum alone would not do.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 from fewlabel.core import tree
 from fewlabel.core.federation import (
@@ -29,10 +27,12 @@ from fewlabel.core.federation import (
     Model,
     Reply,
     Site,
+    all_warmup,
     broadcast,
-    on_client,
 )
+from fewlabel.core.plots import CLIENT_WEIGHTS
 from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
+from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn.consensus import Distance, by_distance, favour
 from fewlabel.learn.loop import Local, memory_of, optimizer
@@ -61,7 +61,21 @@ class RSCFed:
     persistent_optimizer: bool = False  # momentum stays with the client
     reuse: bool = False  # the paper's remark: a client drawn by several groups trains once
 
-    settings = frozenset({SOME_CLIENTS, EVERY_CLIENT})
+    label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT})
+    needs_each_model = True  # for its distance from the others
+    leaves = (
+        "The weights after training. A curious server can learn about training images from them. The server needs each "
+        "site's weights, not only their sum, to compute distances."
+    )
+    plots = (CLIENT_WEIGHTS,)
+
+    def cautions(self, experiment: Any) -> Iterable[str]:
+        yield from all_warmup(experiment, self.warmup)
+        if self.sub_sampling and self.group_size > experiment.clients.count:
+            yield (
+                f"{experiment.name}: its groups of method.group_size = {self.group_size} are all alike, as there are "
+                f"{experiment.clients.count} clients"
+            )
 
     def init(self, fed: Federation) -> Model:
         return Model(fed.server.weights())

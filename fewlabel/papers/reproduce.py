@@ -20,10 +20,10 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewlabel.core.errors import BadInput, FewLabelError
-from fewlabel.experiment import Experiment, dumps, overlay, read, unknown
+from fewlabel.core.errors import BadInput, FewLabelError, unknown
+from fewlabel.experiment import Experiment, dumps, overlay, read
 from fewlabel.report.page import again, versions
-from fewlabel.report.plots import ABOUT, left_out, plots
+from fewlabel.report.plots import about_sections, left_out, plots
 from fewlabel.report.results import METRICS, Result, Row
 from fewlabel.report.style import write_page
 from fewlabel.report.tables import Spread, Table
@@ -69,7 +69,7 @@ class Work:
     def given(self, experiment: Experiment) -> Experiment:
         """The experiment with the rounds that come nearest."""
         from fewlabel.data import partition
-        from fewlabel.engine.worker import dataset_of
+        from fewlabel.engine.world import dataset_of
 
         dealt = partition.of(dataset_of(experiment), experiment)
         labeled = len(dealt.server) + sum(len(share.labeled) for share in dealt.shares)
@@ -439,7 +439,7 @@ class Reproduction:
         ran = [attempt.row for attempt in self.attempts if not attempt.refused]
         rows = [Row(self.label(row), tuple(self.results[row.id])) for row in ran]
         tables, drawn = self.table().html() + left_out({"": rows}), plots({"": rows})
-        write_page(path, self.title, tables, drawn, again(rows), versions(rows), ABOUT)
+        write_page(path, self.title, tables, drawn, again(rows), versions(rows), about_sections(rows))
         return path
 
     def __str__(self) -> str:

@@ -45,7 +45,7 @@ def runs_in(directory: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Group:
     """Rows that can be compared, the floor first and the ceiling last."""
 
     words: str  # that tell it from other settings
@@ -142,7 +142,7 @@ class Column:
     """A column of the table: its cells, and where they can be compared, their numbers."""
 
     heading: str
-    cell: Callable[[Setting, Row], str]
+    cell: Callable[[Group, Row], str]
     number: Callable[[Row], Spread | None] | None = None
 
 
@@ -311,7 +311,7 @@ class Comparison:
             f"for the methods of a setting; below {LEVEL} a difference means something."
         )
 
-    def _unlike(self, setting: Setting) -> list[str]:
+    def _unlike(self, setting: Group) -> list[str]:
         """In what rows of a setting differ beside their method."""
         tables = [flat(row.experiment) for row in setting.rows if row.name not in EVERY_LABEL]
         return [key for key in differing(tables) if not key.startswith(("name", "rounds", "method.", "checkpoint."))]
@@ -377,7 +377,7 @@ def joined(groups: Iterable[dict[int, Result]]) -> list[dict[int, Result]]:
     return [group for alike in found.values() for group in alike]
 
 
-def settings_of(rows: Sequence[Row]) -> list[Setting]:
+def settings_of(rows: Sequence[Row]) -> list[Group]:
     """Rows by setting; one with every label is in all that differ from its own in their labels alone."""
 
     def key(row: Row, without: set[str]) -> str:
@@ -396,7 +396,7 @@ def settings_of(rows: Sequence[Row]) -> list[Setting]:
     for group in groups.values():
         group.sort(key=lambda row: 0 if row.name == FLOOR else 2 if row.name in EVERY_LABEL else 1)
     words = labels([group[0].experiment for group in groups.values()], apart=NO_SETTING)
-    return [Setting(text, tuple(group)) for text, group in zip(words, groups.values(), strict=True)]
+    return [Group(text, tuple(group)) for text, group in zip(words, groups.values(), strict=True)]
 
 
 def walk(table: Mapping[str, Any], join: str = ".", above: str = "") -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def page_of_run(result: Result, path: Path) -> Path:
     row, table = Row(result.name, (result,)), result.table()
-    about = plots.ABOUT | {"Over the rounds": "On images that nobody trains on; those to validate choose a round."}
+    about = plots.about_sections([row]) | {
+        "Over the rounds": "On images that nobody trains on; those to validate choose a round."
+    }
     write_page(path, table.title, table.html(), plots.plots({"": [row]}), again([row]), versions([row]), about)
     return path
 
@@ -32,7 +34,9 @@ def page_of_many(comparison: "Comparison", path: Path) -> Path:
     title = f"{len({row.name for row in rows})} methods on {data}"
     tables = "".join(table.html() for table in comparison.tables())
     drawn = plots.plots(groups)
-    write_page(path, title, tables + plots.left_out(groups), drawn, again(rows), versions(rows), plots.ABOUT)
+    write_page(
+        path, title, tables + plots.left_out(groups), drawn, again(rows), versions(rows), plots.about_sections(rows)
+    )
     return path
 
 

@@ -4,9 +4,11 @@ Curves are means over seeds with one standard deviation around them as a band; m
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fewlabel.core.federation import plots as method_plots
+from fewlabel.core.plots import ClassMatrix, PerClass, PerClient, Plot
 from fewlabel.report.results import CEILING, FLOOR, METRICS, Line, Result, Row
 from fewlabel.report.style import COLORS, GREY, WIDE, Drawing, draw, empty_plot, finish_plot, saved
 from fewlabel.report.tables import Spread, megabytes, percent, seconds
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
-__all__ = ["course", "curves", "left_out", "plots", "relations", "saved", "test"]
+__all__ = ["course", "curves", "left_out", "plots", "saved", "test"]
 
 DASHES = {FLOOR: (0, (2, 2)), CEILING: (0, (6, 2))}
 MOST_POINTS = 120  # of a curve, which more would only make larger
@@ -34,12 +36,6 @@ ABOUT = {
     "Confusion": "A row for each class: what the model says of its test images. What is right is on the diagonal.",
     "Pseudo-labels": "Those that a method gives to unlabeled images itself. Precision is the share that is right, "
     "which no method is told; coverage is the share of unlabeled images that have one. Blank: none was given.",
-    "Thresholds": "How sure the model must be of an image for its pseudo-label to count.",
-    "Relations among classes": "What the model says of images of each class, softened and on average. Unlabeled "
-    "clients, by their pseudo-labels, are to agree with labeled ones. Blank: no image of it that a client is sure of.",
-    "Weights in the average": "How much each client counts in the server's new model; of groups that are averaged "
-    "apart, each adds up to 100. FedMatch's sigma learns from labels, its psi from unlabeled images. Blank: not in "
-    "that round.",
 }
 
 Pick = Callable[[Line], float | None]
@@ -57,9 +53,7 @@ def plots(groups: Mapping[str, Sequence[Row]]) -> dict[str, list[Drawing]]:
         "Confusion": [drawing for row in rows if (drawing := confusion(row))],
         "Who holds what": [drawing for words, group in groups.items() if (drawing := holdings(words, group[0]))],
         "Pseudo-labels": [*pseudo_labels(groups), *(d for row in rows for d in pseudo_labels_by_class(row))],
-        "Thresholds": [drawing for row in rows if (drawing := thresholds(row))],
-        "Relations among classes": [drawing for row in rows for drawing in relation_matrices(row)],
-        "Weights in the average": [drawing for row in rows for drawing in weights(row)],
+        **of_methods(rows),
         "Costs": list(costs_by_round(rows[0]) if alone else costs(groups)),
     }
 
@@ -323,77 +317,68 @@ def pseudo_labels_by_class(row: Row) -> Iterator[Drawing]:
             yield Drawing(figure, caption, f"{caption}, by round")
 
 
-def thresholds(row: Row) -> Drawing | None:
-    """CBAFed's, from which a pseudo-label of each class counts."""
+def of_methods(rows: Sequence[Row]) -> dict[str, list[Drawing]]:
+    """What the rows' methods want drawn, by section."""
+    found: dict[str, list[Drawing]] = {}
+    for row in rows:
+        for plot in method_plots(row.experiment.method):
+            draw: Callable[[Row, Any], Iterator[Drawing]] = DRAWN[type(plot)]
+            found.setdefault(plot.section, []).extend(draw(row, plot))
+    return found
+
+
+def about_sections(rows: Iterable[Row]) -> dict[str, str]:
+    """What each section shows."""
+    return ABOUT | {plot.section: plot.about for row in rows for plot in method_plots(row.experiment.method)}
+
+
+def per_class(row: Row, plot: PerClass) -> Iterator[Drawing]:
+    """A value of each class over the rounds."""
     import numpy as np
 
-    if not (found := by_round(row, lambda line: line.get("thresholds"))):
-        return None
-    rounds, values = found
-    scale = float(np.nanmin(values)), float(np.nanmax(values))
-    figure = matrix(values, row.results[0].classes, rounds, "class", "round", scale, digits=2)
-    return Drawing(figure, f"{row.label}: threshold of each class", f"Threshold of each class by round, {row.label}")
+    if found := by_round(row, lambda line: line.get(plot.key)):
+        rounds, values = found
+        scale = float(np.nanmin(values)), float(np.nanmax(values))
+        figure = matrix(values, row.results[0].classes, rounds, "class", "round", scale, digits=2)
+        yield Drawing(figure, f"{row.label}: {plot.title}", f"{plot.title.capitalize()} by round, {row.label}")
 
 
-def weights(row: Row) -> Iterator[Drawing]:
-    """How much each client counts in the server's average; FedMatch has one of sigma and one of psi."""
+def per_client(row: Row, plot: PerClient) -> Iterator[Drawing]:
+    """A share of each client over the rounds, such as its weight in the server's average."""
     import numpy as np
 
-    named = re.compile(r"weight_(?:(\w+)_)?(\d+)")
+    named = re.compile(rf"{plot.prefix}_(\d+)")
     keys = {key for result in row.results for line in result.rounds for key in line}
-    parts: dict[str, dict[int, str]] = {}
-    for match in filter(None, map(named.fullmatch, keys)):
-        parts.setdefault(match[1] or "", {})[int(match[2])] = match[0]
+    known = {int(match[1]): match[0] for match in filter(None, map(named.fullmatch, keys))}
     each = ({c["id"] for c in result.partition.get("clients", ()) if c["labeled"]} for result in row.results)
-    labeled = set.intersection(*each)  # whatever the seed
-    for part, known in sorted(parts.items(), reverse=True):  # sigma before psi
-        clients = sorted(known)
+    labeled, clients = set.intersection(*each), sorted(known)  # labeled whatever the seed
 
-        def pick(line: Line, keys: Sequence[str] = tuple(known[c] for c in clients)) -> list[Any] | None:
-            return [line.get(key, 0.0) for key in keys] if line.keys() & keys else None
+    def pick(line: Line) -> list[Any] | None:
+        return [line.get(known[c], 0.0) for c in clients] if line.keys() & known.values() else None
 
-        if not (found := by_round(row, pick)):
-            continue
+    if found := by_round(row, pick):
         rounds, values = found
         values[values == 0] = np.nan  # left out by all seeds
         names = [f"{client} (labels)" if client in labeled else str(client) for client in clients]
         figure = matrix(100 * values, names, rounds, "client", "round")
-        caption = f"{row.label}: weight of each client{part and f' in the average of {part}'}, %"
+        caption = f"{row.label}: {plot.title}, %"
         yield Drawing(figure, caption, f"{caption}, by round; clients {sorted(labeled)} have labels")
 
 
-def relation_line(result: Result) -> Line | None:
-    """The last round's line that has FedIRM's relations of labeled and of unlabeled clients."""
-    found = [line for line in result.rounds if "relation" in line and "relation" in line.get("shown", {})]
+def matrix_line(result: Result, key: str) -> Line | None:
+    """The last round's line that has a matrix of labeled and one of unlabeled clients."""
+    found = [line for line in result.rounds if key in line and key in line.get("shown", {})]
     return found[-1] if found else None
 
 
-def relations(result: Result) -> "Figure | None":
-    """FedIRM's relations among classes, at labeled and at unlabeled clients, and how far they differ: its Fig. 2a."""
-    import numpy as np
-    from matplotlib.figure import Figure
-
-    if not (line := relation_line(result)):
-        return None
-    first, second = (np.array(rows, dtype=float) for rows in (line["relation"], line["shown"]["relation"]))
-    found = {"labeled clients": first, "unlabeled clients": second, "difference": np.abs(first - second)}
-    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
-    for axes, (name, values) in zip(figure.subplots(1, 3), found.items(), strict=True):
-        image = axes.imshow(values, vmin=0, vmax=float(np.nanmax([first, second])), cmap="viridis")
-        axes.set_title(f"{name}, round {line['round']}", fontsize=10)
-        axes.set_xlabel("class said")
-        axes.set_ylabel("class")
-    figure.colorbar(image, ax=figure.axes, shrink=0.8)
-    return figure
-
-
-def relation_matrices(row: Row) -> Iterator[Drawing]:
+def class_matrix(row: Row, plot: ClassMatrix) -> Iterator[Drawing]:
+    """A matrix of classes at labeled and at unlabeled clients, and how far they differ."""
     import numpy as np
 
-    lines = [line for result in row.results if (line := relation_line(result))]
+    lines = [line for result in row.results if (line := matrix_line(result, plot.key))]
     if not lines:
         return
-    first, second = mean([line["relation"] for line in lines]), mean([line["shown"]["relation"] for line in lines])
+    first, second = mean([line[plot.key] for line in lines]), mean([line["shown"][plot.key] for line in lines])
     classes = row.results[0].classes
     for name, values in {
         "at labeled clients": first,
@@ -405,10 +390,17 @@ def relation_matrices(row: Row) -> Iterator[Drawing]:
         scale = (0.0, float(np.nanmax([first, second])))
         caption = f"{row.label}, round {lines[0]['round']}: {name}"
         figure = matrix(values, classes, classes, "class", "class said", scale, digits=2)
-        yield Drawing(figure, caption, f"Relations among classes, {caption}")
+        yield Drawing(figure, caption, f"{plot.section}, {caption}")
 
 
 # bars
+
+
+DRAWN: dict[type[Plot], Callable[[Row, Any], Iterator[Drawing]]] = {
+    PerClass: per_class,
+    PerClient: per_client,
+    ClassMatrix: class_matrix,
+}
 
 
 def holdings(words: str, row: Row) -> Drawing | None:

@@ -37,7 +37,7 @@ class Result:
     """One run, finished or not, as its directory tells it."""
 
     def __init__(self, directory: Path | str) -> None:
-        from fewlabel.engine.run import read_rounds, summary
+        from fewlabel.engine.record import read_rounds, read_summary
 
         self.directory = Path(directory)
         if not (self.directory / "experiment.toml").is_file():
@@ -47,7 +47,7 @@ class Result:
         self.name, self.seed = self.experiment.name, self.experiment.seed
         # In this order, so that a run that ends meanwhile is not taken for finished without its last rounds.
         finished = (self.directory / "summary.json").exists()
-        self.summary: dict[str, Any] | None = summary(self.directory) if finished else None
+        self.summary: dict[str, Any] | None = read_summary(self.directory) if finished else None
         self.rounds: list[dict[str, Any]] = read_rounds(self.directory)
 
     @property
@@ -65,19 +65,19 @@ class Result:
 
     @cached_property
     def last(self) -> dict[str, Any] | None:
-        from fewlabel.engine.run import last_measured
+        from fewlabel.engine.record import last_measured
 
         return last_measured(self.rounds)
 
     @cached_property
     def chosen(self) -> dict[str, Any] | None:
-        from fewlabel.engine.run import chosen_on_validation
+        from fewlabel.engine.record import chosen_on_validation
 
         return chosen_on_validation(self.rounds)
 
     def spent(self, until: int | None = None) -> dict[str, float]:
         """What the rounds cost, up to and including one of them, and how that compares with FedAvg's bytes."""
-        from fewlabel.engine.run import spent
+        from fewlabel.engine.record import spent
 
         return spent([line for line in self.rounds if until is None or line["round"] <= until])
 
@@ -148,14 +148,6 @@ class Result:
         from fewlabel.report.page import page_of_run
 
         return page_of_run(self, Path(path or self.directory / "report.html"))
-
-    def plot_relations(self, path: Path | str | None = None) -> "Figure":
-        """FedIRM's relations among classes, at labeled and at unlabeled clients, and how far they differ."""
-        from fewlabel.report import plots as figures
-
-        if not (figure := figures.relations(self)):
-            raise BadInput(f"{self.directory} has no relations among classes; FedIRM's runs have them")
-        return figures.saved(figure, path)
 
     def __repr__(self) -> str:
         return f"Result({str(self.directory)!r}: {self.name}, seed {self.seed}, {self.standing})"

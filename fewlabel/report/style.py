@@ -184,7 +184,7 @@ def figure_of(drawing: Drawing) -> str:
 
 
 def save(path: Path, data: bytes) -> None:
-    from fewlabel.engine.checkpoint import write
+    from fewlabel.core.storage import write
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ No thread redraws the bar: worker processes are forked meanwhile, and a fork cop
 
 import ast
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -120,16 +119,17 @@ def span(seconds: float) -> str:
 def known(what: str, method: str = "") -> list[dict[str, Any]]:
     """Names and what they stand for; methods also with the places where labels may be."""
     if what == "methods":
+        from fewlabel.core.federation import leaves
         from fewlabel.experiment import ROWS
         from fewlabel.methods import ABOUT, METHODS
 
         rows = {name: (METHODS[method], about) for name, (method, _, about) in ROWS.items()}
         rows |= {name: (method, ABOUT.get(name, first_line(method.__doc__))) for name, method in METHODS.items()}
-        first = {type(method): name for name, method in reversed(METHODS.items())}
+        first = {(type(method), leaves(method)): name for name, method in reversed(METHODS.items())}
+        like = {name: same for name, (m, _) in rows.items() if (same := first[type(m), leaves(m)]) != name}
         return [
-            {"name": name, "about": about, "settings": sorted(method.settings)}
-            | ({"leaves": leaves(method)} if first[type(method)] == name else {"like": first[type(method)]})
-            | ({} if getattr(method, "sharing", True) else {"leaves": "What leaves a site: nothing."})
+            {"name": name, "about": about, "label_places": sorted(method.label_places)}
+            | ({"like": like[name]} if name in like else {"leaves": leaves(method)})
             for name, (method, about) in rows.items()
         ]
     if what == "datasets":
@@ -181,12 +181,6 @@ def settings_of(method: str = "") -> list[dict[str, Any]]:
     ]
 
 
-def leaves(method: Any) -> str:
-    """What a method's file says about what leaves a site."""
-    _, found, text = (sys.modules[type(method).__module__].__doc__ or "").partition("What leaves a site: ")
-    return " ".join((found + text).split())
-
-
 def first_line(doc: str | None) -> str:
     return (doc or "").strip().partition("\n")[0]
 
@@ -210,10 +204,10 @@ def show_list(rows: Sequence[Mapping[str, Any]], form: str) -> None:
             allowed = f"({row['allowed']})" if row["allowed"] else ""
             table.add_row(row["name"], row["default"], " ".join(filter(None, [row["about"], allowed])))
             continue
-        places = f" Labels at {', '.join(row['settings'])}." if "settings" in row else ""
+        places = f" Labels at {', '.join(row['label_places'])}." if "label_places" in row else ""
         table.add_row(row["name"], row["about"] + places)
-        if "settings" in row:
-            table.add_row("", row.get("leaves") or f"What leaves a site: as for {row['like']}.", style="dim")
+        if "label_places" in row:
+            table.add_row("", f"What leaves a site: {row.get('leaves') or 'as for ' + row['like'] + '.'}", style="dim")
     console = Console(highlight=False, markup=False, emoji=False)
     with console.capture() as lines:
         console.print(table)

@@ -104,7 +104,7 @@ class Tracks:
     def _begin(self, tracker: Tracker, directory: Path, until: int | None = None) -> None:
         """From the first round on; lines that a run in another process wrote meanwhile are still to come."""
         from fewlabel.core.schema import plain
-        from fewlabel.engine.run import read_rounds
+        from fewlabel.engine.record import read_rounds
         from fewlabel.experiment import load
         from fewlabel.report.comparison import walk
 

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fewlabel.core.errors import RunFailed
-from fewlabel.report.comparison import runs_in
+from fewlabel.engine.record import runs_in
 from fewlabel.report.plots import Pick, pseudo, test
 from fewlabel.report.results import METRICS, Result
 from fewlabel.report.tables import percent

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fewlabel.cli.main import main
-from fewlabel.core.federation import state_kind
-from fewlabel.engine import checkpoint
+from fewlabel.core.tasks import state_kind
+from fewlabel.engine import checkpoint, record
 from fewlabel.engine.checkpoint import Checkpoints
 from fewlabel.engine.run import Interrupted, execute, prepare
 from fewlabel.experiment import read
@@ -206,7 +206,7 @@ def test_a_partition_that_was_changed_by_hand_is_refused(broken: Path, complaint
 
 
 def test_a_run_in_use_is_left_alone(broken: Path, complaint: Complain) -> None:
-    with checkpoint.lock(broken):
+    with record.in_use(broken):
         code, sentence = complaint("run", "--resume", "run")
     assert (code, "in use by another process" in sentence) == (4, True)
 

@@ -18,7 +18,7 @@ from fewlabel import experiment as experiments
 from fewlabel.data import datasets, partition
 from fewlabel.data.own import read as own
 from fewlabel.data.splits import sides
-from fewlabel.engine.worker import dataset_of
+from fewlabel.engine.world import dataset_of
 from fewlabel.experiment import read
 from tests.cli import test_main as test_cli
 from tests.cli.test_main import QUICK, Command

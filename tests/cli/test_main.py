@@ -107,7 +107,7 @@ def test_a_list_says_what_each_name_stands_for(what: str, fewlabel: Command) -> 
 def test_methods_are_listed_with_the_floor_the_ceiling_and_where_labels_may_be(fewlabel: Command) -> None:
     rows = {row["name"]: row for row in json.loads(fewlabel("list", "methods", "--format", "json").out)}
     assert {"labels-only", "all-labels", "fedavg", "fedprox"} <= rows.keys()
-    assert rows["fedavg"]["settings"] == ["every-client", "server", "some-clients"]
+    assert rows["fedavg"]["label_places"] == ["every-client", "server", "some-clients"]
     assert "relation matrix" in rows["fedirm"]["leaves"]
     assert rows["fedprox"]["like"] == "fedavg"
 

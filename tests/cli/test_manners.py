@@ -10,19 +10,12 @@ from torch import Tensor, nn
 
 from fewlabel.core import tree, wire
 from fewlabel.core.errors import FewLabelError
-from fewlabel.core.federation import (
-    EVERY_CLIENT,
-    SOME_CLIENTS,
-    Federation,
-    Model,
-    Site,
-    broadcast,
-    on_client,
-    on_server,
-)
+from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Model, Site, broadcast
+from fewlabel.core.tasks import on_client, on_server
 from fewlabel.core.tree import Tree
 from fewlabel.engine.run import Interrupted, execute, prepare
-from fewlabel.engine.worker import Serial, World
+from fewlabel.engine.serial import Serial
+from fewlabel.engine.world import World
 from fewlabel.experiment import Checkpoint as Every
 from fewlabel.experiment import Clients, Data, Experiment, Net
 from fewlabel.learn.loop import SGD, Local, fit
@@ -32,7 +25,7 @@ from fewlabel.learn.loop import SGD, Local, fit
 class Plain:
     """What the others share: a model that each client moves a little."""
 
-    settings = frozenset({SOME_CLIENTS, EVERY_CLIENT})
+    label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT})
 
     def init(self, fed: Federation) -> Model:
         return Model(fed.server.weights())
@@ -195,9 +188,9 @@ def test_what_a_network_froze_itself_stays_frozen(tmp_path):
     from safetensors.torch import load_file
 
     world = World.open(directory)
-    from fewlabel.engine.rounds import Simulation
+    from fewlabel.engine.rounds import Server
 
-    before, after = Simulation(directory).initial, load_file(directory / "model.safetensors")
+    before, after = Server(directory).initial, load_file(directory / "model.safetensors")
     assert torch.equal(before["1.weight"], after["1.weight"])
     assert not torch.equal(before["2.weight"], after["2.weight"])
     assert world.experiment.rounds == 2

@@ -16,26 +16,22 @@ from fewlabel.core.federation import (
     ClientError,
     ClientInfo,
     Federation,
+    LabelPlace,
     Model,
-    Setting,
     Site,
-    accept,
     batch_statistics,
     broadcast,
-    check_method,
-    on_client,
-    on_server,
-    perform,
-    state_kind,
-    task_of,
-    tasks,
 )
-from fewlabel.core.images import Images, Unlabeled, cut
+from fewlabel.core.images import Unlabeled, cut
 from fewlabel.core.rng import Rng
+from fewlabel.core.tasks import accept, check_method, on_client, on_server, perform, state_kind, task_of, tasks
 from fewlabel.core.tree import Tree
-from fewlabel.engine.rounds import Simulation
-from fewlabel.engine.run import execute, read_rounds
-from fewlabel.engine.worker import EVALUATION_BATCH, Serial
+from fewlabel.data.images import Images
+from fewlabel.engine.record import read_rounds
+from fewlabel.engine.rounds import Server
+from fewlabel.engine.run import execute
+from fewlabel.engine.serial import Serial
+from fewlabel.engine.worker import EVALUATION_BATCH
 from fewlabel.methods.fedavg import FedAvg, Message
 from tests.nets import tiny
 
@@ -50,7 +46,7 @@ class Whole:
     """A method with a task of every sort."""
 
     rate: float = 0.1
-    settings = frozenset({SOME_CLIENTS})
+    label_places = frozenset({SOME_CLIENTS})
 
     def init(self, fed: Federation) -> Model:
         return Model(tree.of(fed.server.model))
@@ -172,11 +168,11 @@ def round_of_list(self, state: Model, fed: Federation) -> list[int]: ...
     [
         (type("Bare", (), {}), "method Bare must be a frozen dataclass, its fields the hyper-parameters"),
         (make_dataclass("Thawed", []), "method Thawed must be a frozen dataclass"),
-        (make_dataclass("Empty", [], frozen=True), "method Empty lacks settings, init, round, model"),
+        (make_dataclass("Empty", [], frozen=True), "method Empty lacks label_places, init, round, model"),
         (make_dataclass("Needy", [("mu", float, field(kw_only=True))], bases=(Whole,), frozen=True),
          "method Needy must have a default for mu"),
         (make_dataclass("Lazy", [], frozen=True, namespace={
-            n: vars(Whole)[n] for n in ("settings", "init", "round", "model")}),
+            n: vars(Whole)[n] for n in ("label_places", "init", "round", "model")}),
          "method Lazy has no task marked @on_client or @on_server"),
         (method_with(round=unannotated_round), r"method Odd must say in an annotation what Odd\.round returns"),
         (method_with(round=round_of_list), r"what Odd\.round returns cannot be sent or stored: list: list"),
@@ -190,8 +186,8 @@ def test_a_class_that_does_not_keep_the_contract_is_refused_in_a_sentence(method
 
 
 def test_settings_are_where_labels_may_be():
-    assert [str(setting) for setting in Setting] == ["some-clients", "every-client", "server"]
-    assert "server" in frozenset(Setting)
+    assert [str(setting) for setting in LabelPlace] == ["some-clients", "every-client", "server"]
+    assert "server" in frozenset(LabelPlace)
 
 
 # Jobs and uploads
@@ -442,7 +438,7 @@ def test_statistics_pooled_over_clients_are_those_of_all_their_images(run_dir, t
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # an older version of the data may lie in the user's
     # One client has the dark images and the other the bright ones, so that most of the variance is between them.
     changes = ("data=tests.owndata:shades", "data.image_size=8", "clients.alpha=0.001", "clients.balanced=false")
-    simulation = Simulation(run_dir("model=tests.nets:tiny", "clients.count=2", *changes), Serial())
+    simulation = Server(run_dir("model=tests.nets:tiny", "clients.count=2", *changes), Serial())
     sizes = [client.size for client in simulation.clients]
     assert sorted(sizes) == [100, 200]
     pooled = simulation._recompute(simulation.initial)
@@ -488,7 +484,7 @@ def test_a_run_has_the_same_bits_in_one_process_and_in_two_whatever_happens_to_s
     assert lines(alone) == lines(together)
 
 
-def uploads(run_dir, monkeypatch, buffers: str) -> tuple[Simulation, list[Tree]]:
+def uploads(run_dir, monkeypatch, buffers: str) -> tuple[Server, list[Tree]]:
     """All that clients sent in a run of two rounds."""
     from fewlabel.engine import rounds
 
@@ -502,7 +498,7 @@ def uploads(run_dir, monkeypatch, buffers: str) -> tuple[Simulation, list[Tree]]
     monkeypatch.setattr(rounds, "accept", spy)
     directory = run_dir("model=tests.nets:tiny", f"model.buffers={buffers}", "rounds=2", "labels.clients=3")
     execute(directory, workers=1)
-    return Simulation(directory, Serial()), sent
+    return Server(directory, Serial()), sent
 
 
 @pytest.mark.parametrize(("buffers", "leave"), [("global", True), ("local", False), ("recomputed", False)])
@@ -516,7 +512,7 @@ def test_statistics_leave_a_client_under_the_global_policy_alone(run_dir, monkey
 def test_under_the_local_policy_a_client_keeps_its_statistics_from_round_to_round(run_dir):
     directory = run_dir("model=tests.nets:tiny", "model.buffers=local", "rounds=3", "labels.clients=1")
     execute(directory, workers=1)
-    simulation = Simulation(directory, Serial())
+    simulation = Server(directory, Serial())
     images = simulation.clients[0].num_labeled
     kept = sorted((directory / "clients" / "0").iterdir())[-1].read_bytes()
     Stored = make_dataclass("Stored", [("state", type(None)), ("statistics", Tree | None)], frozen=True)  # noqa: N806

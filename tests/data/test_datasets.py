@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fewlabel.core.errors import BadInput, StorageError
-from fewlabel.core.images import Images, Labeled, Tally, Unlabeled, cut
+from fewlabel.core.images import Labeled, Tally, Unlabeled, cut
 from fewlabel.core.rng import Rng
 from fewlabel.data import datasets
 from fewlabel.data.datasets import Raw
+from fewlabel.data.images import Images
 from fewlabel.data.views import weak
 from tests import owndata
 
@@ -218,7 +219,7 @@ def held(value: object, seen: set[int]) -> Iterator[object]:
 
 
 def test_unlabeled_images_lead_to_no_label(run_dir):
-    from fewlabel.engine.worker import World
+    from fewlabel.engine.world import World
 
     world = World.open(run_dir("rounds=1"))
     labels = world.dataset.splits["train"].labels

@@ -18,7 +18,7 @@ from fewlabel.data.own.listing import Found, folders, guess
 from fewlabel.data.own.read import find, fingerprint, parts
 from fewlabel.data.pictures import Unreadable
 from fewlabel.data.splits import sides, unlabeled_aside
-from fewlabel.engine.worker import dataset_of
+from fewlabel.engine.world import dataset_of
 from fewlabel.experiment import read
 
 GREY = np.array([[0, 50, 100], [150, 200, 250]], np.uint8)

@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from fewlabel.core.federation import Setting, broadcast
+from fewlabel.core.federation import LabelPlace, broadcast
 from fewlabel.core.metrics import Audit
 from fewlabel.core.rng import Rng
 from fewlabel.data import datasets
 from fewlabel.data.partition import Partition
-from fewlabel.engine.rounds import Simulation
-from fewlabel.engine.run import Interrupted, execute, prepare, read_rounds, summary
-from fewlabel.engine.worker import SERVER_ID, Job, Serial, Worker, World
+from fewlabel.engine.executor import SERVER_ID, Job
+from fewlabel.engine.record import read_rounds, read_summary
+from fewlabel.engine.rounds import Server
+from fewlabel.engine.run import Interrupted, execute, prepare
+from fewlabel.engine.serial import Serial
+from fewlabel.engine.worker import Worker
+from fewlabel.engine.world import World
 from fewlabel.experiment import Experiment, Stream
 from fewlabel.methods.fedavg import Message
 from tests.keeper import Keeper
@@ -28,11 +32,11 @@ STREAMS = [Stream(steps=3, rounds=1, mode="grow", data="all"), Stream(steps=2, r
 CASES = [
     pytest.param(stream, setting, id=f"{stream.mode}-{setting}")
     for stream in STREAMS
-    for setting in sorted(Keeper().settings)
+    for setting in sorted(Keeper().label_places)
 ]
 
 
-def streaming(stream: Stream, setting: Setting) -> Experiment:
+def streaming(stream: Stream, setting: LabelPlace) -> Experiment:
     whole = experiment(Keeper(), setting)
     return replace(whole, stream=stream, clients=replace(whole.clients, min_size=40))
 
@@ -42,7 +46,7 @@ def undisturbed(tmp_path_factory):
     """A stream's run in this process, done once for all tests."""
     done: dict[tuple, Path] = {}
 
-    def run(stream: Stream, setting: Setting) -> Path:
+    def run(stream: Stream, setting: LabelPlace) -> Path:
         if (stream, setting) not in done:
             done[stream, setting] = prepare(streaming(stream, setting), tmp_path_factory.mktemp("run"))
             execute(done[stream, setting], executor=Serial())
@@ -110,7 +114,7 @@ def test_statistics_are_recomputed_over_what_is_there(pool, run_dir):
 
 def test_sizes_are_those_of_the_round(run_dir):
     directory = run_dir("stream.steps=3", "stream.rounds=2", "stream.mode=grow", "clients.partition=iid", "rounds=8")
-    fed = Simulation(directory, Serial())
+    fed = Server(directory, Serial())
     # 1,197 digits among 5 clients: 240, 240, 239, 239, 239, of which the first is labeled and does not stream.
     # 240 = 3 x 80; 239 = 80 + 80 + 79.
     for number, sizes in {
@@ -127,9 +131,7 @@ def test_sizes_are_those_of_the_round(run_dir):
 
 
 def test_a_reply_tells_the_size_of_its_round_whenever_its_client_was_listed(run_dir):
-    fed = Simulation(
-        run_dir("stream.steps=3", "stream.data=labeled", "stream.rounds=1", "model=tests.nets:tiny"), Serial()
-    )
+    fed = Server(run_dir("stream.steps=3", "stream.data=labeled", "stream.rounds=1", "model=tests.nets:tiny"), Serial())
     before, state = fed.clients[:1], fed.method.init(fed)
     whole = len(fed.world.partition.shares[0].labeled)
     sizes = [len(part) for part in np.array_split(np.arange(whole), 3)]
@@ -168,7 +170,7 @@ def test_the_audit_scores_the_images_of_the_round(run_dir):
 
 
 def test_left_out_shares_are_no_clients(run_dir):
-    fed = Simulation(run_dir("labels.ids=[3]", "labels.unlabeled_clients=2"), Serial())
+    fed = Server(run_dir("labels.ids=[3]", "labels.unlabeled_clients=2"), Serial())
     assert [client.id for client in fed.clients] == [0, 1, 3]
     assert [client.id for client in fed.labeled] == [3]
     assert [client.id for client in fed.unlabeled] == [0, 1]
@@ -193,13 +195,13 @@ def test_sites_learn_the_wrong_labels_and_the_audit_knows_better(run_dir):
 def test_labels_validate_where_no_split_is_published(run_dir):
     changes = ("data=tests.owndata:shades", "model=tests.nets:tiny", "labels.clients=2", "rounds=2", "clients.count=4")
     directory = run_dir(*changes, "labels.validation=0.1", "clients.partition=iid", "evaluate.every=1")
-    fed = Simulation(directory, Serial())
+    fed = Server(directory, Serial())
     assert len(fed.server.validation) == 15  # a tenth of two of four clients with 75 images
     assert fed.server.validation.y.tolist().count(0) == 10  # as two thirds of all images are
     execute(directory, executor=Serial())
     assert {"test", "validation"} <= read_rounds(directory)[0].keys()
-    assert summary(directory)["chosen_on_validation"] is not None
+    assert read_summary(directory)["chosen_on_validation"] is not None
     plain = run_dir(*changes)
-    assert Simulation(plain, Serial()).server.validation is None
-    published = Simulation(run_dir(), Serial())  # digits have 300
+    assert Server(plain, Serial()).server.validation is None
+    published = Server(run_dir(), Serial())  # digits have 300
     assert (len(published.server.validation), len(published.world.partition.validation)) == (300, 0)

@@ -11,8 +11,8 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from fewlabel.core.errors import BadInput
-from fewlabel.core.images import Images
 from fewlabel.data import operations as ops
+from fewlabel.data.images import Images
 from fewlabel.data.operations import Filter, Move, Operation, Tone
 from fewlabel.data.views import (
     FEDMATCH,
@@ -32,7 +32,7 @@ from fewlabel.data.views import (
     weak,
 )
 from fewlabel.engine import run
-from fewlabel.engine.worker import World
+from fewlabel.engine.world import World
 from fewlabel.experiment import Experiment, Views, dumps, read
 
 SHAPES = [(1, 8), (3, 8), (1, 28), (3, 32), (3, 33), (1, 64)]

@@ -76,10 +76,10 @@ def serve(grid, directory, **more):
     sent, heard = {}, {}
     for name, wanted in asked.items():
         for node in nodes:
-            sent[flower.send(grid, node, 300.0, "query", name, order=wire.pack(wanted), message=b"")] = name
+            sent[flower_messages.send(grid, node, 300.0, "query", name, order=wire.pack(wanted), message=b"")] = name
     while sent:
-        for number, reply in flower.receive(grid, sent):
-            said, name = str(reply.content[flower.RECORD].get("refused")), sent.pop(number)
+        for number, reply in flower_messages.receive(grid, sent):
+            said, name = str(reply.content[flower_messages.RECORD].get("refused")), sent.pop(number)
             if said != "this is client 1, not client 0":
                 heard[name] = said
     (directory / "heard.json").write_text(json.dumps(heard))

@@ -22,17 +22,21 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fewlabel.core import tree, wire
 from fewlabel.core.errors import BadInput, RunFailed
-from fewlabel.core.federation import ClientInfo, Model, TooFewReplies, tasks, train
+from fewlabel.core.federation import ClientInfo, Model, TooFewReplies, train
 from fewlabel.core.rng import Rng
+from fewlabel.core.tasks import tasks
 from fewlabel.data import partition, site_files
 from fewlabel.deploy import keys, site
-from fewlabel.deploy.flower import RECORD, client_app
+from fewlabel.deploy.flower import client_app
 from fewlabel.deploy.nodes import Absent, serve
 from fewlabel.deploy.server import prepare
-from fewlabel.engine.rounds import Simulation
-from fewlabel.engine.run import execute, read_rounds
+from fewlabel.engine.flower_messages import RECORD
+from fewlabel.engine.record import read_rounds
+from fewlabel.engine.rounds import Server
+from fewlabel.engine.run import execute
 from fewlabel.engine.run import prepare as prepare_simulation
-from fewlabel.engine.worker import Serial, dataset_of
+from fewlabel.engine.serial import Serial
+from fewlabel.engine.world import dataset_of
 from fewlabel.experiment import Experiment, dumps, read
 from fewlabel.methods import fedavg as fedavg_module
 from fewlabel.report.comparison import Comparison
@@ -288,7 +292,7 @@ def test_a_site_that_always_fails_is_to_the_method_one_that_is_absent(fedavg, tm
     whole, data = fedavg
     lost = room(data, tmp_path / "state", meddle=lambda order, reply: None if order.client == 1 else reply)
     serve(lost, federate(whole, data, tmp_path / "run", deadline=0.3))
-    fed = Simulation(prepare_simulation(whole, tmp_path / "simulated"), absent={1})
+    fed = Server(prepare_simulation(whole, tmp_path / "simulated"), absent={1})
     *_, (_, state) = train(fed.method, fed, fed.method.init(fed))
     with safe_open(tmp_path / "run" / "model.safetensors", "pt") as file:
         assert all(torch.equal(file.get_tensor(name), value) for name, value in state.model.items())

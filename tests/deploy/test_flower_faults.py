@@ -21,9 +21,9 @@ from fewlabel.core import wire
 from fewlabel.core.federation import Model, train
 from fewlabel.deploy import processes as programs
 from fewlabel.deploy import site, site_process
-from fewlabel.engine.rounds import Simulation
+from fewlabel.engine.record import read_rounds
+from fewlabel.engine.rounds import Server
 from fewlabel.engine.run import prepare as prepare_simulation
-from fewlabel.engine.run import read_rounds
 from fewlabel.experiment import Experiment
 from tests.deploy.test_flower import experiment, federate, first, lines, room, simulated, split, weights
 from tests.flower_processes import Processes
@@ -112,7 +112,7 @@ def told(run: Path, **figures: float) -> None:
 
 def same_as_without(run: Path, whole: Experiment, client: int, directory: Path) -> bool:
     """Whether a run's weights are those of a simulation in which a client is absent whenever it failed in the run."""
-    fed = Simulation(prepare_simulation(whole, directory))
+    fed = Server(prepare_simulation(whole, directory))
     missing = [any(f"client {client} " in text for text in line.get("failures", ())) for line in read_rounds(run)]
     rounds, state = train(fed.method, fed, fed.method.init(fed)), None
     for gone in missing:

@@ -143,7 +143,7 @@ def started(folder: Path, to: int, change: str = "") -> tuple[subprocess.Popen, 
     (port,) = free_ports(1)
     command = ["-m", "fewlabel.deploy.gateway"]
     if change:
-        command = ["-c", f"from fewlabel import front; front.{change}; gateway.main()"]
+        command = ["-c", f"from fewlabel.deploy import gateway; gateway.{change}; gateway.main()"]
     files = ["--certificate", folder / "server.pem", "--key", folder / "server.key", "--ca", folder / "ca.pem"]
     files += ["--members", folder]
     with (log := folder / f"front{port}.log").open("w") as file:

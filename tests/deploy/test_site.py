@@ -14,14 +14,15 @@ from PIL import Image
 
 from fewlabel.core import metrics, tree, wire
 from fewlabel.core.errors import BadInput, RunFailed
-from fewlabel.core.federation import Model, TooFewReplies, tasks
+from fewlabel.core.federation import Model, TooFewReplies
+from fewlabel.core.tasks import tasks
 from fewlabel.data.site_files import Pixels, Terms, moments
 from fewlabel.deploy import server
 from fewlabel.deploy import site as apart
 from fewlabel.deploy.consent import consent
 from fewlabel.engine import checkpoint
-from fewlabel.engine.run import read_rounds
-from fewlabel.engine.worker import dataset_of
+from fewlabel.engine.record import read_rounds
+from fewlabel.engine.world import dataset_of
 from fewlabel.experiment import Experiment
 from fewlabel.methods import METHODS
 from tests.data.test_own import dicom

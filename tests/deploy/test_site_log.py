@@ -112,7 +112,7 @@ def test_a_line_half_written_when_its_process_was_killed_is_dropped_and_the_chai
 
 
 def test_processes_that_write_at_once_make_one_chain(tmp_path):
-    code = "import sys; from pathlib import Path; from fewlabel import audit\n"
+    code = "import sys; from pathlib import Path; from fewlabel.deploy import site_log\n"
     code += "for n in range(20): site_log.note(Path(sys.argv[1]), 'in', [b'x'], 'run', n, 'info')"
     writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(3)]
     assert [writer.wait() for writer in writers] == [0, 0, 0]

@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from fewlabel.core.errors import StorageError
+from fewlabel.core.storage import write
 from fewlabel.engine import checkpoint
-from fewlabel.engine.checkpoint import Checkpoints, ClientStates, Saved, lock, write
+from fewlabel.engine.checkpoint import Checkpoints, ClientStates, Saved
+from fewlabel.engine.record import in_use
 
 
 @dataclass(frozen=True)
@@ -294,34 +296,34 @@ def test_a_client_sees_the_same_states_however_often_it_is_killed(tmp_path: Path
         round += 1
 
 
-# --- lock
+# --- in_use
 
 
 def test_a_directory_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) -> None:
-    with lock(tmp_path), pytest.raises(StorageError, match="is in use by another process"), lock(tmp_path):
+    with in_use(tmp_path), pytest.raises(StorageError, match="is in use by another process"), in_use(tmp_path):
         pass
-    with lock(tmp_path):
+    with in_use(tmp_path):
         pass
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     def killed() -> None:
-        with lock(tmp_path):
+        with in_use(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_child(killed) == -signal.SIGKILL
-    with lock(tmp_path):
+    with in_use(tmp_path):
         pass
 
 
 def test_a_lock_is_seen_by_another_process(tmp_path: Path) -> None:
     def intrude() -> None:
         try:
-            with lock(tmp_path):
+            with in_use(tmp_path):
                 os._exit(0)
         except StorageError:
             os._exit(4)
 
-    with lock(tmp_path):
+    with in_use(tmp_path):
         assert in_child(intrude) == 4
     assert in_child(intrude) == 0

@@ -9,13 +9,15 @@ from typer.testing import CliRunner
 from fewlabel.cli import main
 from fewlabel.core import wire
 from fewlabel.core.errors import BadInput
-from fewlabel.core.federation import Model, Setting
+from fewlabel.core.federation import LabelPlace, Model
 from fewlabel.core.rng import Rng
 from fewlabel.data import views
 from fewlabel.data.views import VIEWS
 from fewlabel.engine import device
-from fewlabel.engine.run import execute, prepare, workforce
-from fewlabel.engine.worker import Serial, Worker
+from fewlabel.engine.local import with_executor
+from fewlabel.engine.run import execute, prepare
+from fewlabel.engine.serial import Serial
+from fewlabel.engine.worker import Worker
 from fewlabel.experiment import Experiment
 from fewlabel.learn import sparse
 from fewlabel.methods import METHODS
@@ -61,7 +63,7 @@ def test_the_stand_in_has_the_rules_of_a_gpu():
 # Placement
 
 
-@pytest.mark.parametrize(("method", "setting"), list(cases(lambda m: sorted(m.settings)[:1])))
+@pytest.mark.parametrize(("method", "setting"), list(cases(lambda m: sorted(m.label_places)[:1])))
 def test_a_method_trains_on_a_device_what_it_trains_on_the_cpu(method, setting, tmp_path, request):
     wanted = replace(experiment(method, setting), rounds=2)
     execute(prepare(wanted, tmp_path / "cpu"), executor=Serial())
@@ -73,7 +75,7 @@ def test_a_method_trains_on_a_device_what_it_trains_on_the_cpu(method, setting, 
 
 @pytest.mark.parametrize("buffers", ["local", "recomputed"])
 def test_statistics_go_where_the_network_is(buffers, tmp_path, request):
-    wanted = replace(experiment(METHODS["fedavg"], Setting.SOME_CLIENTS, buffers), rounds=2)
+    wanted = replace(experiment(METHODS["fedavg"], LabelPlace.SOME_CLIENTS, buffers), rounds=2)
     execute(prepare(wanted, tmp_path / "cpu"), executor=Serial())
     request.getfixturevalue("elsewhere")
     execute(prepare(wanted, tmp_path / "elsewhere"), executor=Serial())
@@ -147,5 +149,5 @@ def test_workers_are_spread_over_the_gpus(monkeypatch):
 
 
 def test_workers_on_a_gpu_are_processes_of_their_own_and_not_forks():
-    with workforce(2, Experiment(device="cuda")) as pool:
+    with with_executor(2, Experiment(device="cuda")) as pool:
         assert {type(process).__name__ for process in pool._processes} == {"SpawnProcess"}

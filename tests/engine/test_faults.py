@@ -21,9 +21,11 @@ import pytest
 from fewlabel.core.errors import StorageError
 from fewlabel.core.federation import ClientError
 from fewlabel.engine.checkpoint import Checkpoints
+from fewlabel.engine.executor import Job, Tickets
 from fewlabel.engine.pool import Pool, WorkerDied
-from fewlabel.engine.run import Interrupted, execute, prepare, read_rounds
-from fewlabel.engine.worker import Job, Serial
+from fewlabel.engine.record import read_rounds
+from fewlabel.engine.run import Interrupted, execute, prepare
+from fewlabel.engine.serial import Serial
 from fewlabel.experiment import load
 from tests.probe import wait_for
 
@@ -393,7 +395,7 @@ def test_a_failure_that_cannot_be_checkpointed_still_leaves_the_pool_free(
     monkeypatch.setattr(Checkpoints, "save", full)
     with pytest.raises(ClientError, match="trapped"):
         execute(directory, executor=pool)
-    left = dict(pool._under_way)
+    left = dict(pool.tickets.under_way)
     pool.discard()  # for the tests to come
     assert not left
 
@@ -415,12 +417,12 @@ def test_a_run_resumed_with_other_numbers_of_workers_ends_with_the_same_bits(
 
 def test_a_finished_run_is_not_run_again(run_dir: RunDir, pool: Pool) -> None:
     class Idle:
-        window = 1
+        window, tickets = 1, Tickets()
 
         def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
             raise AssertionError(f"there is nothing to do, but {job}")
 
-        ready = wait = collect = discard = submit
+        wait = discard = submit
 
     directory = run_dir("rounds=2")
     done = execute(directory, executor=pool)

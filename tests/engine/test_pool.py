@@ -13,22 +13,24 @@ import pytest
 import torch
 
 from fewlabel.core import wire
-from fewlabel.core.federation import ClientError, Reply, Site, on_client
+from fewlabel.core.federation import ClientError, Reply, Site
+from fewlabel.core.tasks import on_client
 from fewlabel.data import datasets
+from fewlabel.engine.executor import Executor, Job
 from fewlabel.engine.pool import Pool, WorkerDied
-from fewlabel.engine.rounds import Executor, Simulation
+from fewlabel.engine.rounds import Server
 from fewlabel.engine.run import execute
-from fewlabel.engine.worker import Job, Outcome, Serial
+from fewlabel.engine.serial import Serial
 from tests.data.test_datasets import mapped
 from tests.probe import Done, Order, Probe, wait_for
 
-Fed = Callable[..., Simulation]
+Fed = Callable[..., Server]
 
 
 @pytest.fixture
 def fed(run_dir: Callable[..., Path]) -> Fed:
     """A federation of five clients that do as they are told, whose work an executor does."""
-    return lambda executor: Simulation(run_dir("method=tests.probe:Probe"), executor)
+    return lambda executor: Server(run_dir("method=tests.probe:Probe"), executor)
 
 
 @pytest.fixture(params=["serial", "pool"])
@@ -36,7 +38,7 @@ def executor(request: pytest.FixtureRequest) -> Executor:
     return Serial() if request.param == "serial" else request.getfixturevalue("pool")
 
 
-def obey(fed: Simulation, orders: Iterable[tuple[int, Order]]) -> Iterator[Reply[Done]]:
+def obey(fed: Server, orders: Iterable[tuple[int, Order]]) -> Iterator[Reply[Done]]:
     return fed.run(fed.method.obey, ((fed.clients[client], order) for client, order in orders))
 
 
@@ -58,17 +60,18 @@ class Counted:
 
     def __init__(self, executor: Executor) -> None:
         self.executor, self.window = executor, executor.window
-        self.ready, self.wait, self.discard = executor.ready, executor.wait, executor.discard
-        self.under_way = self.most = 0
+        self.wait, self.discard, self.tickets = executor.wait, executor.discard, executor.tickets
+        self.most = 0
 
     def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
-        return self.executor.submit(job, message, statistics)
+        ticket = self.executor.submit(job, message, statistics)
+        self.most = max(self.most, self.held)
+        return ticket
 
-    def collect(self, ticket: int) -> Outcome:
-        self.under_way -= 1
-        return self.executor.collect(ticket)
+    @property
+    def held(self) -> int:
+        """Jobs under way, or done and not collected."""
+        return len(self.tickets.under_way) + len(self.tickets.outcomes)
 
 
 # --- order
@@ -142,7 +145,7 @@ class Mapper(Probe):
 
 def test_workers_share_the_images_of_one_file(run_dir: Callable[..., Path], pool: Pool, tmp_path: Path) -> None:
     fed, meet = (
-        Simulation(run_dir("method=tests.engine.test_pool:Mapper"), pool),
+        Server(run_dir("method=tests.engine.test_pool:Mapper"), pool),
         [str(tmp_path / name) for name in "ab"],
     )
     orders = [Order(touch=mine, wait_for=other) for mine, other in (meet, meet[::-1])]
@@ -167,21 +170,18 @@ def test_a_run_pulls_few_jobs_ahead_of_the_reply_in_hand(fed: Fed, executor: Exe
     assert pulled == 0
     for number, _ in enumerate(replies):
         assert pulled <= number + executor.window
-        assert counted.under_way < executor.window  # one of the window is in hand
+        assert counted.held < executor.window  # one of the window is in hand
     assert pulled == 30
-    assert counted.under_way == 0
+    assert counted.held == 0
     assert counted.most == executor.window
 
 
 def test_a_client_with_all_jobs_has_one_under_way(fed: Fed, pool: Pool) -> None:
     class OneAtATime(Counted):
         def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
-            open_jobs = [ticket for ticket in tickets if not pool.ready(ticket) and ticket in pool._under_way]
-            assert not open_jobs
-            tickets.append(super().submit(job, message, statistics))
-            return tickets[-1]
+            assert not pool.tickets.under_way
+            return super().submit(job, message, statistics)
 
-    tickets: list[int] = []
     replies = list(obey(fed(OneAtATime(pool)), ((2, Order(str(n))) for n in range(8))))
     assert replies[-1].upload.names == tuple("01234567")
 
@@ -266,8 +266,8 @@ def test_discard_forgets_jobs_under_way_and_done(fed: Fed, pool: Pool, tmp_path:
     replies = obey(fed(pool), [(0, Order("0")), (1, Order("1", wait_for=meet)), (2, Order("2", touch=meet))])
     next(replies)
     pool.discard()
-    assert not pool._under_way
-    assert not pool._outcomes
+    assert not pool.tickets.under_way
+    assert not pool.tickets.outcomes
 
 
 @pytest.mark.parametrize("size", [0, 1, 50_000_000])
@@ -286,10 +286,10 @@ def test_outcomes_wait_unread_however_much_their_workers_do_meanwhile(fed: Fed, 
         job = Job(run, "client", "obey", client=number % 5, round=number)
         tickets[pool.submit(job, wire.pack(order), None)] = order
     wait_for(last)
-    while not all(pool.ready(ticket) for ticket in tickets):
+    while not all(pool.tickets.ready(ticket) for ticket in tickets):
         pool.wait()
     for ticket, order in tickets.items():
-        echo = wire.unpack(Done, pool.collect(ticket).payload or b"").echo
+        echo = wire.unpack(Done, pool.tickets.collect(ticket).payload or b"").echo
         assert echo is not None
         assert order.echo is not None
         assert torch.equal(echo, order.echo)

@@ -16,7 +16,8 @@ import fewlabel as fl
 from fewlabel.cli.main import main
 from fewlabel.core.errors import BadInput
 from fewlabel.engine import run
-from fewlabel.engine.run import execute, read_rounds
+from fewlabel.engine.record import read_rounds
+from fewlabel.engine.run import execute
 from fewlabel.experiment import read
 from tests.conftest import SMALL
 
@@ -130,7 +131,7 @@ def test_a_backend_that_is_not_there_is_one_sentence(
         fl.run(fl.Experiment(), "run", backend="flower-rya")
     assert main(["run", "--backend", "flower-ray", "--seeds", "0,1"]) == 2
     assert "--backend is for one run at a time" in capsys.readouterr().err
-    monkeypatch.setattr("fewlabel.engine.run.find_spec", lambda name: None)
+    monkeypatch.setattr("fewlabel.engine.backends.find_spec", lambda name: None)
     assert main(["run", "--backend", "flower-ray", "--out", "run"]) == 2
     assert "pip install 'fewlabel[flower]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -16,11 +16,12 @@ import fewlabel as fl
 from fewlabel.cli.main import main
 from fewlabel.core import metrics
 from fewlabel.core.errors import BadInput
+from fewlabel.engine.card import Card
 from fewlabel.engine.run import execute
-from fewlabel.engine.worker import World
+from fewlabel.engine.world import World
 from fewlabel.experiment import Data
 from fewlabel.inference.export import ONNX, by_class, split_of
-from fewlabel.inference.predict import FILE, Card, Model
+from fewlabel.inference.predict import FILE, Model
 from tests.data.test_own import grey
 
 SETTINGS = (

@@ -20,10 +20,12 @@ from fewlabel.cli.main import main
 from fewlabel.core import metrics
 from fewlabel.core.errors import BadInput, FewLabelError, StorageError
 from fewlabel.core.federation import batch_statistics
+from fewlabel.engine.card import Card
 from fewlabel.engine.run import Interrupted, execute, prepare
-from fewlabel.engine.worker import EVALUATION_BATCH, World
+from fewlabel.engine.worker import EVALUATION_BATCH
+from fewlabel.engine.world import World
 from fewlabel.experiment import read
-from fewlabel.inference.predict import BATCH, Card, Model, Predictions, Reader
+from fewlabel.inference.predict import BATCH, Model, Predictions, Reader
 from tests.data.test_own import dicom
 
 SETTINGS = (

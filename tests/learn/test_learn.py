@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fewlabel.core.images import Images, Labeled, Unlabeled
+from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.tree import of
+from fewlabel.data.images import Images
 from fewlabel.learn.loop import SGD, Local, fit, memory_of, optimizer, paired
 from fewlabel.learn.losses import proximal
 from tests.nets import tiny

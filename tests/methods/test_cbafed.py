@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from fewlabel.core import tree
 from fewlabel.core.federation import ClientInfo
 from fewlabel.core.tree import Tree
-from fewlabel.engine.run import execute, read_rounds
+from fewlabel.engine.record import read_rounds
+from fewlabel.engine.run import execute
 from fewlabel.learn import residual
 from fewlabel.learn.loop import Local
 from fewlabel.learn.thresholds import class_shares, select, thresholds

@@ -14,13 +14,16 @@ import pytest
 
 from fewlabel.core import wire
 from fewlabel.core.errors import BadInput
-from fewlabel.core.federation import Setting, state_kind, tasks, train
+from fewlabel.core.federation import LabelPlace, train
+from fewlabel.core.tasks import state_kind, tasks
 from fewlabel.data import datasets
 from fewlabel.data.partition import Partition
+from fewlabel.engine.executor import Job
 from fewlabel.engine.pool import Pool
-from fewlabel.engine.rounds import Simulation
-from fewlabel.engine.run import execute, prepare, read_rounds
-from fewlabel.engine.worker import Job, Serial
+from fewlabel.engine.record import read_rounds
+from fewlabel.engine.rounds import Server
+from fewlabel.engine.run import execute, prepare
+from fewlabel.engine.serial import Serial
 from fewlabel.experiment import Checkpoint as Every
 from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net, Stream
 from fewlabel.methods import METHODS
@@ -40,15 +43,15 @@ def cases(*parts):
             yield pytest.param(*values, id="-".join([name, *([part] if part else [])]), marks=marks)
 
 
-def places(method) -> list[Setting]:
+def places(method) -> list[LabelPlace]:
     """Where its labels may be; clients that share nothing cannot have theirs at the server, and say so in `init`."""
-    return sorted(s for s in method.settings if s != Setting.SERVER or getattr(method, "sharing", True))
+    return sorted(s for s in method.label_places if s != LabelPlace.SERVER or getattr(method, "sharing", True))
 
 
 CASES = list(cases(places))
 
 
-def experiment(method, setting: Setting, buffers: str = "global") -> Experiment:
+def experiment(method, setting: LabelPlace, buffers: str = "global") -> Experiment:
     """Small but whole: BatchNorm, dropout, clients that take turns and fall silent, an evaluation every other round."""
     if hasattr(method, "local"):
         method = replace(method, local=replace(method.local, epochs=1, batch_size=32))
@@ -64,7 +67,9 @@ def experiment(method, setting: Setting, buffers: str = "global") -> Experiment:
     if hasattr(method, "warmup"):
         method = replace(method, warmup=min(method.warmup, 1))
     labels = (
-        Labels(at=setting.value, clients=2) if setting == Setting.SOME_CLIENTS else Labels(setting.value, per_class=4)
+        Labels(at=setting.value, clients=2)
+        if setting == LabelPlace.SOME_CLIENTS
+        else Labels(setting.value, per_class=4)
     )
     return Experiment(
         method=method,
@@ -101,7 +106,7 @@ def undisturbed(tmp_path_factory):
     """A case's run in this process, done once for all tests."""
     done: dict[tuple, Path] = {}
 
-    def run(method, setting: Setting) -> Path:
+    def run(method, setting: LabelPlace) -> Path:
         if (method, setting) not in done:
             directory = prepare(experiment(method, setting), tmp_path_factory.mktemp("run"))
             execute(directory, executor=Serial())
@@ -113,7 +118,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.parametrize("method", list(cases()))
 def test_refuses_in_one_sentence_the_settings_it_does_not_declare(method):
-    for setting in set(Setting) - method.settings:
+    for setting in set(LabelPlace) - method.label_places:
         with pytest.raises(BadInput, match=rf"cannot use labels.at = '{setting}'"):
             experiment(method, setting)
 
@@ -131,14 +136,14 @@ def test_two_and_three_workers_give_the_bits_of_one(method, setting, undisturbed
 @pytest.mark.parametrize("buffers", ["local", "recomputed"])
 @pytest.mark.parametrize("method", list(cases()))
 def test_every_policy_for_statistics_works_with_any_number_of_workers(method, buffers, pool, tmp_path):
-    setting = sorted(method.settings)[0]
+    setting = sorted(method.label_places)[0]
     for number, executor in ((1, Serial()), (2, pool)):
         execute(prepare(experiment(method, setting, buffers), tmp_path / str(number)), executor=executor)
     assert weights(tmp_path / "1") == weights(tmp_path / "2")
     assert lines(tmp_path / "1") == lines(tmp_path / "2")
 
 
-STREAMED = list(cases(lambda method: [s for s in places(method) if s != Setting.SOME_CLIENTS]))
+STREAMED = list(cases(lambda method: [s for s in places(method) if s != LabelPlace.SOME_CLIENTS]))
 
 
 @pytest.mark.parametrize(("method", "setting"), STREAMED)
@@ -215,7 +220,7 @@ class Recorder(Serial):
     def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
         ticket = super().submit(job, message, statistics)
         if job.kind == "client":
-            self.sent.append((job, message, self._outcomes[ticket].payload))
+            self.sent.append((job, message, self.tickets.outcomes[ticket].payload))
         return ticket
 
 
@@ -238,7 +243,7 @@ def test_messages_survive_the_wire_and_the_ledger_counts_just_their_bytes(method
 @pytest.mark.parametrize(("method", "setting"), CASES)
 def test_server_state_survives_the_wire(method, setting, undisturbed):
     (path,) = (undisturbed(method, setting) / "checkpoint").glob("*.safetensors")
-    fed = Simulation(undisturbed(method, setting), Serial())
+    fed = Server(undisturbed(method, setting), Serial())
     state, kind = method.init(fed), state_kind(type(method))
     assert wire.pack(wire.unpack(kind, wire.pack(state, kind)), kind) == wire.pack(state, kind)
     assert wire.header(path.read_bytes())["version"]
@@ -247,10 +252,10 @@ def test_server_state_survives_the_wire(method, setting, undisturbed):
 @pytest.mark.parametrize(("method", "setting"), CASES)
 def test_any_client_and_all_labeled_ones_may_be_missing(method, setting, tmp_path):
     directory = prepare(experiment(method, setting), tmp_path / "run")
-    everyone = Simulation(directory, Serial())
+    everyone = Server(directory, Serial())
     labeled = {client.id for client in everyone.labeled}
     for absent in (*({client.id} for client in everyone.clients), labeled, {client.id for client in everyone.clients}):
-        fed = Simulation(directory, Serial(), absent=absent)
+        fed = Server(directory, Serial(), absent=absent)
         _, state = list(islice(train(fed.method, fed, fed.method.init(fed)), 2))[-1]
         model = fed.method.model(state)
         assert model is None or all(value.isfinite().all() for value in model.values() if value.is_floating_point())
@@ -261,7 +266,7 @@ def test_any_client_and_all_labeled_ones_may_be_missing(method, setting, tmp_pat
 def test_a_site_may_have_a_single_image_with_a_label_and_one_without(method, setting, buffers, tmp_path):
     """Which BatchNorm could not be trained on. Hospital 4 has an image of each kind where every client has some."""
     labels = Labels(at=setting.value, per_class=1)
-    if setting == Setting.SOME_CLIENTS:
+    if setting == LabelPlace.SOME_CLIENTS:
         labels = Labels(at=setting.value, ids=(0, 2))
     whole = replace(
         experiment(method, setting, buffers),

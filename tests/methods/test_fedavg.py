@@ -14,12 +14,14 @@ from fewlabel.cli.main import main
 from fewlabel.core import tree
 from fewlabel.core.errors import BadInput
 from fewlabel.core.federation import ClientInfo, Reply, Site
-from fewlabel.core.images import Images, Labeled
+from fewlabel.core.images import Labeled
 from fewlabel.core.rng import Rng
 from fewlabel.core.tree import Tree
-from fewlabel.engine.rounds import Simulation
-from fewlabel.engine.run import execute, read_rounds
-from fewlabel.engine.worker import Serial
+from fewlabel.data.images import Images
+from fewlabel.engine.record import read_rounds
+from fewlabel.engine.rounds import Server
+from fewlabel.engine.run import execute
+from fewlabel.engine.serial import Serial
 from fewlabel.learn.agreement import annealed, fixmatch, uda
 from fewlabel.learn.loop import Local
 from fewlabel.methods import METHODS, fedavg
@@ -166,7 +168,7 @@ def test_a_server_with_labels_trains_by_itself_and_nothing_is_sent(run_dir):
     execute(directory, workers=1)
     for line in read_rounds(directory):
         assert (line["bytes_up"], line["bytes_down"], line["asked"], line["replies"]) == (0, 0, 0, 0)
-    simulation = Simulation(directory, Serial())
+    simulation = Server(directory, Serial())
     assert len(simulation.server.labeled) == 200
     assert read_rounds(directory)[-1]["test"]["accuracy"] > 0.2
 
@@ -175,7 +177,7 @@ def test_the_ledger_counts_a_model_down_and_a_model_up_for_each_client(run_dir):
     directory = run_dir("model=tests.nets:tiny", "labels.clients=3", "rounds=1")
     execute(directory, workers=1)
     line = read_rounds(directory)[0]
-    numbers = sum(value.nbytes for value in Simulation(directory, Serial()).initial.values())
+    numbers = sum(value.nbytes for value in Server(directory, Serial()).initial.values())
     assert line["bytes_up"] == line["model_bytes"] / 2
     assert 0 < line["bytes_down"] - line["bytes_up"] <= 3 * 16  # the rate
     assert 3 * numbers < line["bytes_up"] < 3 * (numbers + 4000)  # and the names of the entries

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fewlabel import networks
 from fewlabel.core import tree
 from fewlabel.core.errors import BadInput
-from fewlabel.engine.run import execute, read_rounds
+from fewlabel.engine.record import read_rounds
+from fewlabel.engine.run import execute
 from fewlabel.experiment import read
 from fewlabel.learn.loop import Local
 from fewlabel.learn.relation import class_sums, entropy, matching, ramp, relation, with_dropout

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from fewlabel.cli.main import main
 from fewlabel.core import wire
 from fewlabel.core.errors import BadInput
-from fewlabel.core.federation import ClientError, ClientInfo, Model, Reply, Site, accept, tasks
+from fewlabel.core.federation import ClientError, ClientInfo, Model, Reply, Site
+from fewlabel.core.tasks import accept, tasks
 from fewlabel.core.tree import Tree
-from fewlabel.engine.run import execute, read_rounds
+from fewlabel.engine.record import read_rounds
+from fewlabel.engine.run import execute
 from fewlabel.learn import decomposed as decomposed_module
 from fewlabel.learn.agreement import agreed, confident, inter_client
 from fewlabel.learn.decomposed import Decomposed
@@ -865,7 +867,7 @@ class Forger(Recorder):
     def submit(self, *job: Any) -> int:
         ticket = super().submit(*job)
         if len(self.sent) == 3:
-            self._outcomes[ticket] = replace(self._outcomes[ticket], payload=self.upload)
+            self.tickets.outcomes[ticket] = replace(self.tickets.outcomes[ticket], payload=self.upload)
         return ticket
 
 

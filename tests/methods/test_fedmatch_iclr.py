@@ -8,7 +8,8 @@ import torch
 
 from fewlabel.core import wire
 from fewlabel.core.federation import Model
-from fewlabel.engine.run import execute, read_rounds
+from fewlabel.engine.record import read_rounds
+from fewlabel.engine.run import execute
 from fewlabel.learn.loop import Local
 from fewlabel.learn.sparse import pack, unpack
 from fewlabel.methods import METHODS

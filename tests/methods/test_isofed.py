@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fewlabel.core.federation import ClientInfo, Model
-from fewlabel.core.images import Images
+from fewlabel.data.images import Images
 from fewlabel.learn.loop import Local
 from fewlabel.learn.losses import information
 from fewlabel.learn.teacher import MeanTeacher

@@ -5,15 +5,17 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from fewlabel.core.averaging import by_kind as average
 from fewlabel.core.federation import ClientInfo, Model, Reply, Site
-from fewlabel.engine.rounds import Simulation
-from fewlabel.learn.consensus import average, by_distance, distance, favour
+from fewlabel.engine.rounds import Server
+from fewlabel.learn.consensus import by_distance, by_kind, distance, favour
 from fewlabel.learn.loop import Local
 from fewlabel.learn.teacher import MeanTeacher, Teacher, consistency, sharpen
 from fewlabel.methods import METHODS
@@ -272,9 +274,9 @@ def test_labeled_clients_divide_their_share_by_size_even_if_eq_6_leaves_them_nex
 def test_a_stream_is_averaged_with_the_labeled_favoured(favoured, mean):
     labeled, none, other = models(8.0, 0.0, 10.0)
     stream = [(1, True, labeled), (12, False, other), (3, True, none)]
-    assert average(iter(stream), none, **favoured)["w"].item() == pytest.approx(mean)
-    assert average(stream[::2], other, **favoured)["w"].item() == pytest.approx(2)
-    assert average([], other, **favoured) is other
+    assert average(iter(stream), partial(by_kind, **favoured), none)["w"].item() == pytest.approx(mean)
+    assert average(stream[::2], partial(by_kind, **favoured), other)["w"].item() == pytest.approx(2)
+    assert average([], partial(by_kind, **favoured), other) is other
 
 
 def replies(*labeled: bool) -> list[Reply[Model]]:
@@ -358,7 +360,7 @@ def test_without_sub_sampling_all_are_one_group(options, mean):
 
 def drawn(directory, rounds: Iterable[int]) -> list[list[int]]:
     """Who is asked in each round, in the order of jobs; nobody answers."""
-    fed = Simulation(directory)
+    fed = Server(directory)
     state, asked = fed.method.init(fed), []
 
     def run(task, jobs):
@@ -397,7 +399,7 @@ def test_groups_are_drawn_among_those_who_take_part_in_the_round(run_dir):
 def test_the_warm_up_asks_labeled_clients_alone(run_dir, per_round, labeled):
     directory = run_dir(*SMALL, "method.warmup=2", *([f"clients.per_round={per_round}"] if per_round else []))
     first, second, third = drawn(directory, [1, 2, 3])
-    having = {client.id for client in Simulation(directory).labeled}
+    having = {client.id for client in Server(directory).labeled}
     for asked in (first, second):
         assert len(asked) == len(set(asked)) == labeled
         assert set(asked) <= having

@@ -423,7 +423,7 @@ def test_the_default_image_sizes_suit_their_networks() -> None:
 
 
 def test_importing_the_models_does_not_import_torchvision() -> None:
-    code = "import sys, fewlabel.models; sys.exit('torchvision' in sys.modules)"
+    code = "import sys, fewlabel.networks; sys.exit('torchvision' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.core.plots import ClassMatrix
 from fewlabel.engine.run import execute, prepare
 from fewlabel.experiment import Clients, Evaluate, Experiment, Labels, dumps
 from fewlabel.report.comparison import Comparison, found_in, labels
-from fewlabel.report.results import METRICS, Result
+from fewlabel.report.plots import class_matrix
+from fewlabel.report.results import METRICS, Result, Row
 from fewlabel.report.tables import Spread, Table
 
 EXPERIMENT = Experiment(method="fedprox", rounds=2, clients=Clients(count=8))
@@ -403,15 +405,12 @@ def test_the_images_trained_on_are_counted(real: list[Result]) -> None:
     assert cell(Comparison(real), "fedprox", "images, thousands") == f"{seen:.0f} + 0"
 
 
-def test_relations_are_drawn_where_there_are_some_and_refused_elsewhere(real: list[Result], tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="has no relations among classes"):
-        real[0].plot_relations()
+def test_a_matrix_that_a_method_logs_is_drawn_where_there_is_one(real: list[Result], tmp_path: Path) -> None:
+    plot = ClassMatrix("Relations", "why", "relation")
+    assert not list(class_matrix(Row("a", (real[0],)), plot))
     line = {"round": 3, "relation": [[0.9, 0.1], [None, None]], "shown": {"relation": [[0.6, 0.4], [0.2, 0.8]]}}
     run = Result(real[0].directory)
     run.rounds = [*run.rounds[:-1], run.rounds[-1] | line]
-    figure = run.plot_relations(tmp_path / "relations.png")
-    shown = [axes.images[0].get_array() for axes in figure.axes[:3]]
+    shown = [drawing.figure.axes[0].images[0].get_array() for drawing in class_matrix(Row("a", (run,)), plot)]
     assert shown[2][0].tolist() == pytest.approx([0.3, 0.3])
     assert shown[2].mask[1].all() or np.isnan(shown[2][1]).all()
-    assert (tmp_path / "relations.png").stat().st_size > 1000
-    assert "Relations among classes" in run.report(tmp_path / "page.html").read_text()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fewlabel.cli.main import main
-from fewlabel.engine.run import Interrupted, execute, read_rounds
+from fewlabel.engine.record import read_rounds
+from fewlabel.engine.run import Interrupted, execute
 from fewlabel.report.trackers import Tracks, numbers
 from tests.conftest import SMALL
 

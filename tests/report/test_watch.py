@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fewlabel.cli.main import main
-from fewlabel.engine import checkpoint
+from fewlabel.engine import record
 from fewlabel.report.watch import LOOKS, Watcher, spark
 
 RunDir = Callable[..., Path]
@@ -45,7 +45,7 @@ def test_a_run_under_way_shows_how_far_it_is_and_what_it_found(
     """Three of six rounds, of three seconds each with their evaluation: nine seconds left."""
     directory = run_dir("method=fedprox")
     reach(directory, 1, 2, 3)
-    with checkpoint.lock(directory):
+    with record.in_use(directory):
         code, out, _ = told(capsys, str(directory))  # through a pipe: once
         assert code == 0
         assert "round 3 of 6, 9.0 s left" in out
@@ -91,7 +91,7 @@ def test_many_runs_are_lines_that_fit_those_at_work_first(
     reach(done, *range(1, 7))
     (done / "summary.json").write_text("{}")
     reach(running, 1, 2)
-    with checkpoint.lock(running):
+    with record.in_use(running):
         code, out, _ = told(capsys, str(done.parent))
     assert code == 0
     assert "8 of 18 rounds, 30.0 s left" in out
@@ -119,7 +119,7 @@ def test_it_reads_what_changed_and_ends_with_the_run(run_dir: RunDir, monkeypatc
     monkeypatch.setattr("fewlabel.report.watch.PAUSE", 0.0)
     directory = run_dir("method=fedprox")
     views = Watcher(directory).views()
-    with checkpoint.lock(directory):
+    with record.in_use(directory):
         first, again = next(views), next(views)
         assert first.runs[0].result is again.runs[0].result
         reach(directory, 1)
@@ -127,7 +127,7 @@ def test_it_reads_what_changed_and_ends_with_the_run(run_dir: RunDir, monkeypatc
         (directory / "rounds.jsonl").unlink()  # as by a resume from a checkpoint before
         assert next(views).runs[0].reached == 0
     assert len(list(views)) == LOOKS
-    with checkpoint.lock(directory):
+    with record.in_use(directory):
         views = Watcher(directory).views()
         next(views)
         (directory / "summary.json").write_text("{}")
@@ -144,7 +144,7 @@ def test_a_line_of_blocks_goes_from_the_lowest_to_the_highest_and_keeps_the_last
 def test_ctrl_c_at_a_terminal_leaves_with_130_and_the_run_alone(run_dir: RunDir) -> None:
     directory = run_dir("method=fedprox")
     reach(directory, 1)
-    with checkpoint.lock(directory):
+    with record.in_use(directory):
         screen, its = pty.openpty()
         environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
         command = [sys.executable, "-m", "fewlabel", "watch", str(directory)]

@@ -1,0 +1,51 @@
+"""The one way to average what clients upload. Whatever bounds, checks or hides single models belongs here."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from fewlabel.core import tree
+from fewlabel.core.errors import BadInput
+from fewlabel.core.federation import Mean, Reply, weights_field
+from fewlabel.core.tree import Tree
+
+U = TypeVar("U")
+
+
+def average(
+    replies: Iterable[Reply[U]],
+    old: Tree,
+    weight: Callable[[Reply[U]], float],
+    kinds: "Kinds | None" = None,
+    keep: bool = False,
+) -> Mean[U]:
+    """Fold a stream of replies into the weighted mean of their models, as `Federation.mean` says."""
+    seen: list[Reply[U]] = []
+
+    def models() -> Iterator[tuple[float, bool, Tree]]:
+        for reply in replies:
+            field = weights_field(cast(type, type(reply.upload)))
+            if field is None:
+                raise BadInput(f"{type(reply.upload).__name__} has no field of type Weights, so it has no mean")
+            upload: Any = reply.upload
+            seen.append(reply if keep else replace(reply, upload=replace(upload, **{field: {}})))
+            yield weight(reply), reply.client.num_labeled > 0, getattr(upload, field)
+
+    if kinds is None:
+        return Mean(tree.mean(((share, model) for share, _, model in models()), default=old), seen)
+    return Mean(by_kind(models(), kinds, old), seen)
+
+
+# How much the mean of labeled clients and that of the others count, from what each weighs and whether it has labels.
+Kinds = Callable[[Sequence[float], Sequence[bool]], Sequence[float]]
+
+
+def by_kind(stream: Iterable[tuple[float, bool, Tree]], kinds: Kinds, default: Tree) -> Tree:
+    """Average a stream of (weight, has labels, model) within each of the two kinds of clients, then both means."""
+    weights, means = {True: 0.0, False: 0.0}, {True: default, False: default}
+    for weight, kind, model in stream:
+        means[kind] = tree.mean([(weights[kind], means[kind]), (weight, model)], default=default)
+        weights[kind] += weight
+    which = [kind for kind in (True, False) if weights[kind]]
+    counted = kinds([weights[kind] for kind in which], which)
+    return tree.mean(((weight, means[kind]) for weight, kind in zip(counted, which, strict=True)), default=default)

@@ -1,0 +1,140 @@
+"""The tasks of a method: functions that run where data are, and the types that may cross between server and site."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, runtime_checkable
+
+from fewlabel.core import wire
+from fewlabel.core.errors import BadInput
+from fewlabel.core.federation import ClientError, ClientInfo, Site
+from fewlabel.core.tree import Tree
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def on_client(function: F) -> F:
+    """Mark a function of a method as a task that runs where a client's data are."""
+    return _mark(function, "client")
+
+
+def on_server(function: F) -> F:
+    """Mark a function of a method as a task that runs on the server's own data."""
+    return _mark(function, "server")
+
+
+def _mark(function: F, place: str) -> F:
+    function.places = getattr(function, "places", frozenset()) | {place}  # type: ignore[attr-defined]
+    return function
+
+
+@dataclass(frozen=True)
+class Task:
+    """A marked function and the types in its annotations: all that may cross between server and site."""
+
+    name: str
+    places: frozenset[str]
+    state: Any
+    message: Any
+    upload: Any
+
+
+def tasks(method: Any) -> dict[str, Task]:
+    """Return the tasks of a method by name. Nothing else of it can be called from afar."""
+    return _tasks(method)
+
+
+@cache
+def _tasks(method: Any) -> dict[str, Task]:
+    found = {}
+    for name, function in inspect.getmembers(method, inspect.isfunction):
+        if not hasattr(function, "places"):
+            continue
+        hints, parameters = _hints(method, name), list(inspect.signature(function).parameters)
+        missing = [p for p in [*parameters[1:], "return"] if p not in hints]
+        if len(parameters) != 3 or missing:
+            raise BadInput(f"{method.__name__}.{name} must be (self, site: Site[…], message: …) -> …, all annotated")
+        site = hints[parameters[1]]
+        state = get_args(site)[0] if get_origin(site) is Site else type(None)
+        task = Task(name, function.places, state, hints[parameters[2]], hints["return"])
+        for kind in (task.state, task.message, task.upload):
+            _check_kind(kind, f"what {method.__name__}.{name} keeps, gets or returns")
+        found[name] = task
+    return found
+
+
+def _hints(method: Any, function: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(getattr(method, function))
+    except NameError as error:
+        raise BadInput(f"an annotation of {method.__name__}.{function} cannot be resolved: {error}") from None
+
+
+def _check_kind(kind: Any, what: str) -> None:
+    try:
+        wire.check_kind(kind)
+    except TypeError as error:
+        raise BadInput(f"{what} cannot be sent or stored: {error}") from None
+
+
+def task_of(method: Any, function: Callable[..., Any], place: str) -> Task:
+    """Return the task behind a bound function, if this method has marked it for this place."""
+    task = tasks(type(method)).get(getattr(function, "__name__", ""))
+    if task is None or place not in task.places or getattr(function, "__self__", None) != method:
+        name = getattr(function, "__qualname__", function)
+        raise BadInput(f"{name} cannot be run: it is not marked @on_{place} in this {type(method).__name__}")
+    return task
+
+
+def state_kind(method: type) -> Any:
+    """Return the type of a method's server state: what `round` is annotated to return."""
+    return _hints(method, "round").get("return")
+
+
+def check_method(method: Any) -> None:
+    """Raise BadInput, in one sentence, if a class does not keep the contract."""
+    name = method.__name__
+    if not getattr(getattr(method, "__dataclass_params__", None), "frozen", False):
+        raise BadInput(f"method {name} must be a frozen dataclass, its fields the hyper-parameters")
+    if hasattr(method, "settings") and not hasattr(method, "label_places"):
+        raise BadInput(f"method {name} must say where labels may be in `label_places`, which was `settings` before 0.2")
+    if missing := [part for part in ("label_places", "init", "round", "model") if not hasattr(method, part)]:
+        raise BadInput(f"method {name} lacks {', '.join(missing)}")
+    if required := [f.name for f in fields(method) if f.default is MISSING and f.default_factory is MISSING]:
+        raise BadInput(f"method {name} must have a default for {', '.join(required)}")
+    if not tasks(method):
+        raise BadInput(f"method {name} has no task marked @on_client or @on_server")
+    if len({task.state for task in tasks(method).values() if "client" in task.places}) > 1:
+        raise BadInput(f"method {name} must give the site of all its @on_client tasks one type of state: Site[…]")
+    if state_kind(method) is None:
+        raise BadInput(f"method {name} must say in an annotation what {name}.round returns")
+    _check_kind(state_kind(method), f"what {name}.round returns")
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """An upload that checks more than types and shapes."""
+
+    def check(self, network: Tree) -> None:
+        """Raise ValueError with one sentence if the upload does not fit this network."""
+
+
+def perform(method: Any, task: Task, site: Site[Any], message: bytes) -> bytes | None:
+    """Run a task at a site, from the bytes of its message to those of its upload. Seeds the global generators."""
+    site.rng.stream("global").seed_globals()
+    upload = getattr(method, task.name)(site, wire.unpack(task.message, message, device=site.device))
+    packed = wire.pack(upload, task.upload)  # which refuses None, a forgotten return, unless the task declares it
+    return None if upload is None else packed
+
+
+def accept(task: Task, client: ClientInfo, round: int, data: bytes, network: Tree) -> Any:
+    """Unpack an upload. It must have the declared type, finite numbers and the network's own shapes."""
+    try:
+        upload = wire.unpack(task.upload, data, finite=True)
+        wire.check_like(upload, network)
+        if isinstance(upload, Checked):
+            upload.check(network)
+    except (wire.WireError, ValueError) as error:
+        raise ClientError(client.id, task.name, round, f"its upload is refused: {error}") from None
+    return upload

@@ -1,0 +1,82 @@
+"""Jobs, what comes of them, and what every executor of jobs must offer. `backends` lists the executors there are."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+SERVER_ID = -1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work: a task at a client or the server, or one of the framework's own."""
+
+    run: str  # directory
+    kind: str  # client, server, evaluate, statistics
+    task: str = ""
+    client: int = SERVER_ID
+    round: int = 0
+    call: int = 0  # how often this client was asked in this round before
+    checkpointed: int = 0  # the last round a resume may start from
+    score: bool = False  # measure local models
+    evaluated: bool = False  # the round's model is measured
+
+    def __str__(self) -> str:
+        who = "the server" if self.client == SERVER_ID else f"client {self.client}"
+        return f"{who} was at '{self.task or self.kind}' of round {self.round}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job: the bytes that leave the site, what was measured from outside it, or why it failed."""
+
+    payload: bytes | None
+    outside: dict[str, Any]
+    failure: str = ""  # one sentence
+    traceback: str = ""
+
+
+@dataclass
+class Tickets:
+    """The bookkeeping of an executor: which jobs are under way, and outcomes that nobody has collected yet."""
+
+    under_way: dict[int, Job] = field(default_factory=dict)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    _last: int = 0
+
+    def open(self, job: Job) -> int:
+        """Return a new ticket for a job that is now under way."""
+        self._last += 1
+        self.under_way[self._last] = job
+        return self._last
+
+    def close(self, ticket: int, outcome: Outcome) -> None:
+        """Note what came of a job."""
+        del self.under_way[ticket]
+        self.outcomes[ticket] = outcome
+
+    def ready(self, ticket: int) -> bool:
+        return ticket in self.outcomes
+
+    def collect(self, ticket: int) -> Outcome:
+        """Take the outcome of a job that is ready."""
+        return self.outcomes.pop(ticket)
+
+    def clear(self) -> None:
+        self.under_way.clear()
+        self.outcomes.clear()
+
+
+class Executor(Protocol):
+    """Does jobs, here or elsewhere. A ticket stands for each; outcomes are collected in any order."""
+
+    window: int  # how many jobs are worth having under way
+    tickets: Tickets
+
+    def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
+        """Begin a job and return its ticket."""
+
+    def wait(self) -> None:
+        """Return once some job under way is done."""
+
+    def discard(self) -> None:
+        """Forget all jobs under way."""

@@ -1,0 +1,139 @@
+"""A run's experiment, data and partition, as every process that takes part in the run sees them."""
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fewlabel import networks
+from fewlabel.core.errors import StorageError
+from fewlabel.core.federation import ClientInfo, Site
+from fewlabel.core.images import Labeled, Tally, Unlabeled
+from fewlabel.core.rng import Rng
+from fewlabel.data import datasets
+from fewlabel.data.own.read import TABLES
+from fewlabel.data.partition import Partition, Share
+from fewlabel.engine import record
+from fewlabel.engine.executor import SERVER_ID
+from fewlabel.experiment import Experiment, load
+
+
+@dataclass(frozen=True)
+class World:
+    """A run's experiment and data, as every process that takes part reads them from the run's directory."""
+
+    experiment: Experiment
+    dataset: datasets.Dataset
+    partition: Partition
+    tested: tuple[int, ...] = ()  # clients elsewhere that hold images to test on
+
+    @classmethod
+    def open(cls, directory: Path) -> "World":
+        experiment = load(directory / record.EXPERIMENT)
+        dataset = dataset_of(experiment)
+        partition = Partition.load(directory / record.PARTITION)
+        if partition.data != dataset.digest:
+            raise StorageError(f"the data set '{dataset.name}' is not the one that {directory} began with; start anew")
+        train = dataset.splits["train"]
+        images = replace(train.images, weak=experiment.views.weak, strong=experiment.views.strong)
+        splits = dataset.splits | {"train": replace(train, images=images)}
+        return cls(experiment, replace(dataset, splits=splits), partition)
+
+    def on(self, place: torch.device) -> "World":
+        """The same with its images on a device, and so all that sites make of them."""
+        splits = {
+            name: replace(split, images=replace(split.images, pixels=split.images.pixels.to(place)))
+            for name, split in self.dataset.splits.items()
+        }
+        return replace(self, dataset=replace(self.dataset, splits=splits))
+
+    def network(self, rng: Rng, pretrained: bool = False) -> torch.nn.Module:
+        net = self.experiment.model
+        with rng.scope():
+            return networks.build(
+                net.name,
+                self.dataset.channels,
+                len(self.dataset.classes),
+                self.dataset.image_size,
+                norm=net.norm,
+                dropout=net.dropout,
+                pretrained=pretrained,
+            )
+
+    def share(self, client: int, round: int) -> Share:
+        """A client's images in a round."""
+        return self.partition.shares[client].at(round, self.experiment.stream)
+
+    def info(self, client: int, round: int) -> ClientInfo:
+        share = self.share(client, round)
+        return ClientInfo(client, len(share.labeled), len(share.unlabeled))
+
+    @cached_property
+    def told(self) -> Tensor:
+        """The training labels as sites have them, some of them wrong where the experiment wants it so."""
+        labels = self.dataset.splits["train"].labels
+        if not self.partition.noise.size:
+            return labels
+        images, wrong = torch.from_numpy(self.partition.noise)
+        return labels.index_copy(0, images, wrong)
+
+    def training(self, index: Any, rng: torch.Generator, tally: Tally | None = None) -> Labeled:
+        where = torch.from_numpy(index)
+        return Labeled(self.dataset.splits["train"].images, where, self.told[where], rng, tally)
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The splits to measure on; where no validation is published, it is the labeled images set aside for it."""
+        there = {*self.dataset.splits, *(["validation"] if len(self.partition.validation) else [])}
+        return tuple(split for split in ("test", "validation") if split in there)
+
+    def whole(self, split: str, rng: Rng) -> Labeled:
+        if split in self.dataset.splits:
+            data = self.dataset.splits[split]
+            return Labeled(data.images, torch.arange(len(data)), data.labels, rng.torch)
+        return self.training(self.partition.validation, rng.torch)
+
+    def site(self, client: int, round: int, rng: Rng, model: torch.nn.Module, **more: Any) -> Site[Any]:
+        """A client's site, or the server's."""
+        if client == SERVER_ID:
+            share = Share(self.partition.server, self.partition.server[:0])
+            validation = self.whole("validation", rng) if "validation" in self.measured else None
+        else:
+            share, validation = self.share(client, round), None
+        tally, images = Tally(), self.dataset.splits["train"].images
+        labeled = unlabeled = None
+        if len(share.labeled):
+            labeled = self.training(share.labeled, rng.stream("labeled").torch, tally)
+        if len(share.unlabeled):
+            where = torch.from_numpy(share.unlabeled)
+            unlabeled = Unlabeled(images, where, rng.stream("unlabeled").torch, tally)
+        return Site(
+            ClientInfo(client, len(share.labeled), len(share.unlabeled)),
+            round=round,
+            rounds=self.experiment.rounds,
+            num_classes=len(self.dataset.classes),
+            model=model,
+            rng=rng,
+            labeled=labeled,
+            unlabeled=unlabeled,
+            validation=validation,
+            buffers=self.experiment.model.buffers,
+            tally=tally,
+            device=images.pixels.device,
+            **more,
+        )
+
+
+def dataset_of(experiment: Experiment, fresh: bool = False) -> datasets.Dataset:
+    """The data set as an experiment wants it read."""
+    wanted = {f.name: getattr(experiment.data, f.name) for f in fields(experiment.data)}
+    if experiment.clients.column and experiment.data.name in TABLES:  # it may be any of the table's own
+        wanted["columns"] = {**experiment.data.columns, "client": experiment.clients.column}
+    return datasets.load(**wanted | {"image_size": image_size(experiment), "fresh": fresh})
+
+
+def image_size(experiment: Experiment) -> int:
+    return experiment.data.image_size or networks.image_size(experiment.model.name)
