@@ -30,8 +30,9 @@ from fewlabel.core.images import Labeled, Unlabeled  # noqa: E402
 from fewlabel.core.rng import Rng  # noqa: E402
 from fewlabel.data.images import Images  # noqa: E402
 from fewlabel.learn.decomposed import Decomposed, summed  # noqa: E402
-from fewlabel.learn.loop import fit, optimizer  # noqa: E402
+from fewlabel.learn.loop import fit  # noqa: E402
 from fewlabel.learn.losses import information  # noqa: E402
+from fewlabel.learn.optim import optimizer  # noqa: E402
 from fewlabel.learn.plateau import score  # noqa: E402
 from fewlabel.learn.thresholds import predict, select  # noqa: E402
 from fewlabel.methods.cbafed import CBAFed  # noqa: E402

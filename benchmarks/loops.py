@@ -14,7 +14,8 @@ from benchmarks.measure import Turn
 from benchmarks.workload import Work, experiment
 from fewlabel.core import tree
 from fewlabel.engine import run
-from fewlabel.learn.loop import SGD, fit
+from fewlabel.learn.loop import fit
+from fewlabel.learn.optim import SGD
 
 
 def ours(turn: Turn, workers: int, **settings: Any) -> None:

@@ -104,7 +104,8 @@ def loop(fed: Any, core: int, plain: bool, pipe: Any) -> None:
     from torch.nn.functional import cross_entropy
 
     from fewlabel.core.rng import Rng
-    from fewlabel.learn.loop import SGD, shorten
+    from fewlabel.learn.loop import shorten
+    from fewlabel.learn.optim import SGD
 
     world, method, rng = fed.world, fed.method, torch.Generator().manual_seed(core)
     student = as_anyone(world.network(Rng("network"))) if plain else world.network(Rng("network"))

@@ -25,7 +25,8 @@ if str(ROOT) not in sys.path:
 from benchmarks.measure import machine  # noqa: E402
 from fewlabel import networks  # noqa: E402
 from fewlabel.data.images import Images  # noqa: E402
-from fewlabel.learn.loop import SGD, Local, fit  # noqa: E402
+from fewlabel.learn.loop import fit  # noqa: E402
+from fewlabel.learn.optim import SGD, Local  # noqa: E402
 
 BATCH, SIZE, ROUNDS = 64, 32, 31
 SECONDS = 0.05  # that one timing should last at least

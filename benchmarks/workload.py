@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fewlabel import networks
 from fewlabel.core.images import Labeled
 from fewlabel.data.images import Images
-from fewlabel.learn.loop import Local
+from fewlabel.learn.optim import Local
 
 FOLDER = "FEWLABEL_BENCH"  # the variable that says where it is
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from torch.nn.functional import cross_entropy
 
 from fewlabel import SOME_CLIENTS, Federation, Model, Site, Weights, broadcast, on_client
-from fewlabel.learn.loop import Local, fit, optimizer
+from fewlabel.learn.loop import fit
+from fewlabel.learn.optim import Local, optimizer
 from fewlabel.learn.thresholds import predict
 
 

@@ -1,7 +1,6 @@
-"""The experiment: one frozen object that says everything a result depends on, read strictly from TOML.
+"""The experiment: one frozen object that holds everything a result depends on, read strictly from TOML.
 
-Plain dataclasses, because methods and messages are dataclasses too: one kind of object, read by `strict`, sent by
-`wire`, and nothing to learn beside it.
+The comment beside a setting is its help text in `fewlabel list settings`.
 """
 
 import importlib
@@ -20,55 +19,44 @@ from fewlabel.core.errors import BadInput, StorageError, unknown
 from fewlabel.core.schema import Count, Natural, Positive, Range, Share
 
 
-def said(default: Any, about: str, **more: Any) -> Any:
-    """A setting's default, and what `fewlabel list settings` says of it."""
-    return field(default=default, metadata={"about": about, **more})
-
-
 @dataclass(frozen=True)
 class Data:
-    name: str = said("digits", "a data set of `fewlabel list datasets`, or package.module:function")
-    image_size: Count | None = said(None, "images are resized to it once; by default what the network prefers")
-    channels: Literal[1, 3] | None = said(None, "grey or colour; by default as published")
-    split: Literal["published", "80-20", "70-10-20", "fedmatch"] = said(
-        "published", "train-validation-test, drawn if not as published"
-    )
-    split_seed: Natural = said(0, "of a split that is drawn")
-    path: str | None = said(None, "folder, csv, npz and dicom: where images of one's own are")
-    columns: dict[str, str] = field(
-        default_factory=dict, metadata={"about": "csv: such as label = 'dx', where it is not the usual name"}
-    )
-    unreadable: Literal["fatal", "skip"] = said("fatal", "what to do about images of one's own that cannot be read")
+    name: str = "digits"  # a data set of `fewlabel list datasets`, or package.module:function of your own
+    image_size: Count | None = None  # images are resized to it once; by default what the network prefers
+    channels: Literal[1, 3] | None = None  # 1 is grey, 3 is colour; by default as published
+    split: Literal["published", "80-20", "70-10-20", "fedmatch"] = "published"  # how to split, if not as published
+    split_seed: Natural = 0  # seed of a split that is drawn
+    path: str | None = None  # where your own images are, for folder, csv, npz and dicom
+    columns: dict[str, str] = field(default_factory=dict)  # csv: names of columns, such as label = 'dx'
+    unreadable: Literal["fatal", "skip"] = "fatal"  # what to do about images of your own that cannot be read
 
 
 @dataclass(frozen=True)
 class Net:
-    name: str = said("simple-cnn", "a network of `fewlabel list models`, or package.module:function")
-    norm: Literal["batch", "group"] = said("batch", "how its layers are normalised")
-    dropout: Share | None = said(None, "before the classifier; by default the network's own")
-    pretrained: bool = said(False, "begin from weights trained on ImageNet")
-    buffers: Literal["global", "local", "recomputed"] = said(
-        "global",
-        "BatchNorm's statistics: averaged with the weights, kept at each client, or recomputed over clients' images",
-    )
+    name: str = "simple-cnn"  # a network of `fewlabel list models`, or package.module:function of your own
+    norm: Literal["batch", "group"] = "batch"  # how its layers are normalised
+    dropout: Share | None = None  # before the classifier; by default the network's own
+    pretrained: bool = False  # start from weights trained on ImageNet
+    buffers: Literal["global", "local", "recomputed"] = "global"  # BatchNorm statistics: averaged like weights, kept at
+    #   each client, or recomputed over all clients' images
 
 
 @dataclass(frozen=True)
 class Clients:
-    count: Count = said(10, "how many shares the images are dealt into")
-    partition: str = said("dirichlet", "how: one of `fewlabel list partitions`")
-    alpha: Positive = said(0.8, "dirichlet: smaller makes clients more different")
-    balanced: bool = said(True, "dirichlet: a client with its fair share of images gets no more")
-    min_size: Count = said(10, "images that each client has at least")
-    shards: Count | None = said(None, "shards: how many each client gets; by default 2")
-    column: str | None = said(None, "by-column: which of the data set's columns; by default its first")
-    file: str | None = said(None, "file: a partition.json")
-    per_round: Count | None = said(None, "how many take part in a round; by default all")
-    dropout: Share = said(0.0, "chance of a client to be silent when it is asked")
-    min_replies: Natural = said(0, "with fewer in a round, the run fails")
+    count: Count = 10  # number of clients that images are dealt to
+    partition: str = "dirichlet"  # how images are dealt: one of `fewlabel list partitions`
+    alpha: Positive = 0.8  # dirichlet: the smaller, the more clients differ
+    balanced: bool = True  # dirichlet: a client that has its fair share of images gets no more
+    min_size: Count = 10  # smallest number of images a client may have
+    shards: Count | None = None  # shards: how many each client gets; by default 2
+    column: str | None = None  # by-column: the data set's column that names the client; by default its first
+    file: str | None = None  # file: a partition.json
+    per_round: Count | None = None  # how many clients take part in a round; by default all
+    dropout: Share = 0.0  # probability that a client does not answer when asked
+    min_replies: Natural = 0  # a round with fewer replies fails the run
 
 
-Place = Literal[
+LabelsAt = Literal[
     "some-clients",
     "every-client",
     "server",
@@ -81,29 +69,22 @@ Place = Literal[
 
 @dataclass(frozen=True)
 class Labels:
-    at: Place = said("some-clients", "where labels are: some clients have all, every client has some, or the server")
-    clients: Count = said(1, "some-clients: how many are fully labeled")
-    fraction: Annotated[float, Range(0, 1, open_low=True)] = said(0.1, "every-client: share of each client's images")
-    per_class: Count | None = said(
-        None, "every-client (instead of a fraction) and server: labeled images of each class"
-    )
-    server_per_class: Count | None = said(None, "server: where it differs from per_class; by default that, or 50")
-    which: Literal["first", "rule", "seed"] = said(
-        "first",
-        "some-clients: the first, those of RSCFed's rule (all classes, size nearest to the mean), or by seed",
-    )
-    ids: tuple[Natural, ...] | None = said(None, "some-clients: just these, in place of `clients` and `which`")
-    unlabeled_clients: Count | None = said(
-        None, "how many take part beside fully labeled ones, the other shares being nobody's; by default all"
-    )
-    validation: Annotated[float, Range(0, 1, open_high=True)] = said(
-        0.0, "share of the labels that validates at the server, where no validation split is published"
-    )
-    noise: Share = said(0.0, "share of the labels in which each is another class than it should be")
+    at: LabelsAt = "some-clients"  # who has labels: some clients have all, every client has some, or the server
+    clients: Count = 1  # some-clients: number of fully labeled clients
+    fraction: Annotated[float, Range(0, 1, open_low=True)] = 0.1  # every-client: share of each client's images
+    per_class: Count | None = None  # every-client and server: labeled images of each class, instead of a fraction
+    server_per_class: Count | None = None  # server: where it differs from per_class; by default that, or 50
+    which: Literal["first", "rule", "seed"] = "first"  # some-clients: the first ones, those that RSCFed's rule picks
+    #   (all classes, size nearest to the mean), or drawn by seed
+    ids: tuple[Natural, ...] | None = None  # some-clients: exactly these, instead of `clients` and `which`
+    unlabeled_clients: Count | None = None  # how many clients without labels take part; by default all others
+    validation: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # share of the labels that the server keeps for
+    #   validation, if no validation split is published
+    noise: Share = 0.0  # share of the labels that are replaced by a wrong class
 
     @property
     def full(self) -> int:
-        """How many clients are fully labeled, where some are."""
+        """Number of fully labeled clients, where some are."""
         return self.clients if self.ids is None else len(self.ids)
 
 
@@ -111,34 +92,34 @@ class Labels:
 class Stream:
     """Each client's images come in steps. The defaults are FedMatch's."""
 
-    steps: Count = said(10, "in how many steps a client's images come")
-    rounds: Count = said(10, "of each step; the last lasts")
-    mode: Literal["grow", "replace"] = said("replace", "a step's images join those before, or take their place")
-    data: Literal["unlabeled", "labeled", "all"] = said("unlabeled", "which of a client's images come in steps")
+    steps: Count = 10  # number of steps in which a client's images come
+    rounds: Count = 10  # rounds that a step lasts; the last one lasts to the end
+    mode: Literal["grow", "replace"] = "replace"  # a step's images join the earlier ones, or replace them
+    data: Literal["unlabeled", "labeled", "all"] = "unlabeled"  # which of a client's images come in steps
 
 
 def read_view(name: Any, where: str) -> Any:
-    return "none" if name is None else name  # `strict.parse` cannot know that "none" is a name here
+    return "none" if name is None else name  # `schema.parse` cannot know that "none" is a name here
 
 
 @dataclass(frozen=True)
 class Views:
-    """How images are shown to methods that ask for these views: names of recipes in `fewlabel.data.views`."""
+    """How images look in the views that methods ask for: names of `fewlabel list views`."""
 
-    weak: str = said("shift", "what methods call weak: one of `fewlabel list views`", read=read_view)
-    strong: str = said("randaugment", "what methods call strong: one of `fewlabel list views`", read=read_view)
+    weak: str = field(default="shift", metadata={"read": read_view})  # the weak view: one of `fewlabel list views`
+    strong: str = field(default="randaugment", metadata={"read": read_view})  # the strong view: one of the same
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    every: Count = said(1, "rounds between two measurements of the model")
-    local: bool = said(False, "also the clients' own models, on the test set, where a method shows them")
+    every: Count = 1  # rounds between two measurements of the model
+    local: bool = False  # also measure the clients' own models on the test set, if the method shows them
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    rounds: Count = said(10, "at most so many rounds are lost by a kill")
-    seconds: Positive = said(60.0, "and at most so much time")
+    rounds: Count = 10  # a kill loses at most so many rounds
+    seconds: Positive = 60.0  # and at most so many seconds of work
 
 
 PATHS = (("data", "path"), ("clients", "file"))
@@ -153,7 +134,7 @@ ROWS: dict[str, tuple[str, bool, str]] = {
 
 
 def with_every_label(labels: Mapping[str, Any], stream: bool) -> dict[str, dict[str, Any]]:
-    """What changes where every image has its label; where shares are left out, the same clients stay."""
+    """Return the settings that give every image its label. Clients that take no part still take none."""
     both = "some-clients" in str(labels.get("at", Labels.at)) and labels.get("unlabeled_clients") not in (None, "none")
     at = "some-clients+every-client" if both else "every-client"
     changed = {"at": at, "fraction": 1.0, "per_class": None, "server_per_class": None}
@@ -161,7 +142,7 @@ def with_every_label(labels: Mapping[str, Any], stream: bool) -> dict[str, dict[
 
 
 def read_method(table: Any, where: str = "method") -> Any:
-    """A method from its table: its name, and whatever of its settings differs from the defaults of that name."""
+    """Read a method from its table: a name, and the settings that differ from the defaults of that name."""
     from fewlabel.core.tasks import check_method
     from fewlabel.methods import METHODS
 
@@ -201,7 +182,7 @@ def blank(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overlay(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of nested tables with some entries changed."""
+    """Return a copy of nested tables with some entries changed."""
     result = dict(base)
     for key, value in changes.items():
         under = result.get(key)
@@ -214,11 +195,11 @@ class Experiment:
     """Everything a result depends on. Two runs of equal experiments give the same bits."""
 
     method: Any = field(default="fedavg", metadata={"read": read_method, "plain": plain_method})
-    name: str = said("", "the row's name in tables; by default the method's")
-    seed: Natural = said(0, "of everything that is drawn")
-    rounds: Count = said(30, "of communication between server and clients")
-    threads: Count = said(1, "of PyTorch, per worker: part of the experiment, because sums depend on it")
-    device: Literal["cpu", "cuda"] = said("cpu", "where workers compute; part of the experiment for the same reason")
+    name: str = ""  # the row's name in tables; by default the method's
+    seed: Natural = 0  # of everything that is drawn
+    rounds: Count = 30  # of communication between server and clients
+    threads: Count = 1  # of PyTorch, per worker: part of the experiment, because sums depend on it
+    device: Literal["cpu", "cuda"] = "cpu"  # where workers compute; part of the experiment for the same reason
     data: Data = Data()
     model: Net = Net()
     clients: Clients = Clients()
@@ -284,7 +265,7 @@ class Experiment:
 
     @property
     def cautions(self) -> list[str]:
-        """What may not be meant, though it runs."""
+        """Sentences about what you may not have meant, though it runs."""
         from fewlabel.core.federation import cautions
 
         found = []
@@ -296,7 +277,7 @@ class Experiment:
         return found + cautions(self.method, self)
 
     def _refuse_unused(self) -> None:
-        """Refuses settings that would change nothing: whoever set them expects something else."""
+        """Refuse settings that would change nothing: whoever set them expects something else."""
         from fewlabel.data.own.read import KINDS, TABLES
 
         how, at = self.clients.partition, self.labels.at
@@ -319,7 +300,7 @@ class Experiment:
 
 
 def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
-    """An experiment from a TOML table and `a.b=c` overrides, which win."""
+    """Read an experiment from a TOML table and `a.b=c` changes, which win."""
     data = deepcopy(dict(table))
     for key in NAMED:
         if isinstance(data.get(key), str):
@@ -341,7 +322,7 @@ def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
 
 
 def rooted(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A file's table, whose relative paths are from its own folder where there is something, else from the current."""
+    """Resolve a file's relative paths: from its own folder if that exists there, else from the current one."""
     for part, key in PATHS:
         given = table.get(part, {})
         if isinstance(given, dict) and isinstance(path := given.get(key), str) and (folder / path).exists():
@@ -364,5 +345,5 @@ def load(path: Path, changes: Sequence[str] = ()) -> Experiment:
 
 
 def dumps(experiment: Experiment) -> str:
-    """The resolved experiment; reading it gives an equal one."""
+    """Write the resolved experiment as TOML. Reading it gives an equal one."""
     return tomli_w.dumps(schema.plain(experiment))

@@ -9,7 +9,7 @@ from fewlabel.core import tree
 from fewlabel.core.federation import SOME_CLIENTS, Federation, Model, Site, broadcast
 from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
-from fewlabel.learn.loop import Local
+from fewlabel.learn.optim import Local
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.rng import Rng
 from fewlabel.core.tree import Tree
 from fewlabel.data.images import Images
-from fewlabel.learn.loop import Local
+from fewlabel.learn.optim import Local
 from tests.nets import linear
 
 STEP = Local(epochs=1, batch_size=10, lr=1.0, momentum=0.0, weight_decay=0.0, clip=None)

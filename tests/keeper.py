@@ -16,7 +16,8 @@ from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Mod
 from fewlabel.core.schema import Share
 from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
-from fewlabel.learn.loop import SGD, Local, fit
+from fewlabel.learn.loop import fit
+from fewlabel.learn.optim import SGD, Local
 
 
 @dataclass(frozen=True)

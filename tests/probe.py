@@ -11,7 +11,7 @@ from fewlabel.core import tree
 from fewlabel.core.federation import SOME_CLIENTS, Federation, Model, Site
 from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
-from fewlabel.learn.loop import Local
+from fewlabel.learn.optim import Local
 from tests.keeper import Keeper, Memory, Update
 
 

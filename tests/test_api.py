@@ -11,7 +11,7 @@ import fewlabel as fl
 from fewlabel.api import bounds, fresh_directory
 from fewlabel.core.errors import BadInput
 from fewlabel.engine.run import execute, prepare
-from fewlabel.learn.loop import Local
+from fewlabel.learn.optim import Local
 from fewlabel.methods.fedavg import FedAvg
 
 EXPERIMENT = fl.Experiment(method=FedAvg(local=Local(epochs=1)), rounds=1)

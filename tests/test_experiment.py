@@ -12,7 +12,7 @@ from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.core.federation import LabelPlace
 from fewlabel.data.partition import deal
 from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net, Stream, dumps, load, read
-from fewlabel.learn.loop import Local
+from fewlabel.learn.optim import Local
 from fewlabel.methods import METHODS
 from fewlabel.methods.fedavg import FedAvg
 from tests.own_methods import Idle, ServerOnly, Steps

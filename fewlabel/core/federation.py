@@ -271,8 +271,8 @@ class Method(Protocol[S]):
 
 def leaves(method: Any) -> str:
     """What a method says leaves a site."""
-    said: str = getattr(method, "leaves", "")
-    return said
+    text: str = getattr(method, "leaves", "")
+    return text
 
 
 def cautions(method: Any, experiment: Any) -> list[str]:

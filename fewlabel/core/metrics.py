@@ -48,8 +48,8 @@ def count(scores: Tensor, y: Tensor, *, threshold: float = THRESHOLD, histogram:
 
 def shared(scores: Tensor, y: Tensor) -> Counts:
     """The counts that a site sends: nothing of a rare class, and scores by coarse intervals alone."""
-    told = common(y, scores.shape[1])
-    counts = count(scores[told], y[told], histogram=True)
+    shown = common(y, scores.shape[1])
+    counts = count(scores[shown], y[shown], histogram=True)
     assert counts.histogram is not None
     return replace(counts, histogram=counts.histogram.view(-1, 2, SITE_BINS, BINS // SITE_BINS).sum(3))
 

@@ -74,30 +74,38 @@ def keys(cls: Any) -> list[str]:
 
 
 def settings(cls: Any) -> dict[str, tuple[str, str]]:
-    """Of each dotted key that a table of `cls` may set what it is about, and what it may be."""
+    """Describe every setting of `cls`: its help text and its allowed values."""
     found: dict[str, tuple[str, str]] = {}
     beside = comments(cls)
     for f, hint in _fields(cls):
         custom = "read" in f.metadata
         core, ranges, _ = (None, [], False) if custom else _open(hint)
         if is_dataclass(core):
-            found |= {_join(f.name, key): told for key, told in settings(core).items()}
+            found |= {_join(f.name, key): about for key, about in settings(core).items()}
         else:
             kind = "" if custom else " ".join([_accepts(core, built=False)[1], *map(str, ranges)])
-            found[f.name] = f.metadata.get("about", beside.get(f.name, "")), kind
+            found[f.name] = beside.get(f.name, ""), kind
     return found
 
 
 @cache
 def comments(cls: Any) -> dict[str, str]:
-    """What the source says beside each field, of the class or of one that it is built on, where there is a source."""
-    told = {name: about for base in reversed(cls.__bases__) for name, about in comments(base).items()}
+    """Return the comment beside each field of a class and of those it is built on, as far as there is a source."""
+    texts = {name: about for base in reversed(cls.__bases__) for name, about in comments(base).items()}
     try:
         lines = inspect.getsource(cls).splitlines()
     except (OSError, TypeError):
-        return told
-    found = (re.match(r"    (\w+): .*  # (?!type:|noqa)(.+)", line) for line in lines)
-    return told | {match[1]: match[2] for match in found if match}
+        return texts
+    name = ""
+    for line in lines:
+        if found := re.match(r"    (\w+): .*  # (?!type:|noqa)(.+)", line):
+            name = found[1]
+            texts[name] = found[2]
+        elif name and (more := re.match(r"    #   (.+)", line)):  # the comment goes on below
+            texts[name] += f" {more[1]}"
+        else:
+            name = ""
+    return texts
 
 
 def parse(text: str) -> Any:

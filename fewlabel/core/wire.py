@@ -88,8 +88,8 @@ def pack(value: object, kind: Any = None, header: Mapping[str, str] | None = Non
         _at_most(MAX_TENSORS, len(box.tensors), "tensors")
         looks = tuple([(tensor.dtype, tensor.shape) for tensor in box.tensors.values()])
         known = len(metadata["value"]) < MAX_TEXT >> 4  # what is longer is not worth its memory
-        told = tuple(metadata.items())
-        head, sizes = _head(told, looks) if known else _head.__wrapped__(told, looks)
+        entries = tuple(metadata.items())
+        head, sizes = _head(entries, looks) if known else _head.__wrapped__(entries, looks)
         parts = ((c_char * size).from_address(box.tensors[name].data_ptr()) for name, size in sizes)
         return b"".join((head, *parts))
 
@@ -238,10 +238,10 @@ def _opened(data: bytes | bytearray | memoryview) -> tuple[Any, dict[str, Any]]:
         if tensors and len(head) < MAX_TEXT:
             if len(_KNOWN) >= MAX_KNOWN:
                 _KNOWN.clear()
-            said = _parse(str(head[8:], "utf-8"))
+            parsed = _parse(str(head[8:], "utf-8"))
             _KNOWN[head, len(view)] = (
                 content,
-                [(n, t["dtype"], t["shape"], said[n]["data_offsets"]) for n, t in tensors.items()],
+                [(n, t["dtype"], t["shape"], parsed[n]["data_offsets"]) for n, t in tensors.items()],
             )
         return content, tensors
     content, entries = known

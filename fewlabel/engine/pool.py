@@ -219,8 +219,8 @@ def serve(
             torch.set_num_threads(worker[1].world.experiment.threads)
             give_back()
         outcome = worker[1].attempt(job, message[1], statistics[0] if statistics else None)
-        told = {"outside": outcome.outside, "failure": outcome.failure, "traceback": outcome.traceback}
-        parts = [json.dumps(told).encode(), *([] if outcome.payload is None else [outcome.payload])]
+        report = {"outside": outcome.outside, "failure": outcome.failure, "traceback": outcome.traceback}
+        parts = [json.dumps(report).encode(), *([] if outcome.payload is None else [outcome.payload])]
         if read[number] != answered:  # the last outcome still lies there
             os.close(memory)
             memory = os.memfd_create("fewlabel")

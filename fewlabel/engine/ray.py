@@ -1,7 +1,7 @@
 """A simulation by Flower's own engine, on Ray: the jobs of a run spread over a cluster, with the simulator's bits.
 
 Each client is a virtual node, known by its `partition-id`. A message to it is one ConfigRecord: `job`, the `message` of
-the method and perhaps `statistics`; back come `told`, what was measured from outside, and perhaps an `upload`. Nodes
+the method and perhaps `statistics`; back come `report`, what was measured from outside, and perhaps an `upload`. Nodes
 read the run's directory, which all machines of a cluster must see. Flower starts the server's part in a thread.
 """
 
@@ -86,8 +86,8 @@ def ray_running(workers: int | None, experiment: Experiment) -> Iterator[None]:
     import ray
 
     path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
-    told = {name: os.environ[name] for name in ("FEWLABEL_DATA", "XDG_CACHE_HOME") if name in os.environ}
-    options: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": path, **told}}, "include_dashboard": False}
+    passed = {name: os.environ[name] for name in ("FEWLABEL_DATA", "XDG_CACHE_HOME") if name in os.environ}
+    options: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": path, **passed}}, "include_dashboard": False}
     options |= {"logging_level": logging.CRITICAL, "log_to_driver": False}
     noise, level = logging.getLogger("flwr"), logging.getLogger("flwr").level
     mine = threading.current_thread() is threading.main_thread()
@@ -130,7 +130,7 @@ class VirtualNodes:
         found: dict[int, int] = {}
         while asked:
             for sent, reply in flower_messages.receive(self.grid, asked):
-                found[json.loads(told(reply))] = asked.pop(sent)
+                found[json.loads(report_of(reply))] = asked.pop(sent)
             self._rest()
         return found
 
@@ -158,7 +158,7 @@ class VirtualNodes:
         replies = flower_messages.receive(self.grid, self._sent)
         for sent, reply in replies:
             ticket = self._sent.pop(sent)
-            seen = json.loads(told(reply, f" while {self.tickets.under_way[ticket]}"))
+            seen = json.loads(report_of(reply, f" while {self.tickets.under_way[ticket]}"))
             record: Any = reply.content[flower_messages.RECORD]
             self.tickets.close(ticket, Outcome(record.get("upload"), **seen))
         return bool(replies)
@@ -173,19 +173,19 @@ class VirtualNodes:
         self.tickets.clear()
 
 
-def told(reply: Message, when: str = "") -> Any:
+def report_of(reply: Message, when: str = "") -> Any:
     """The part of a reply that every node gives."""
     if reply.has_error():
         why = flower_messages.printable(reply.error.reason or str(reply.error.code))
         raise RunFailed(f"a process of Ray failed{when}: {why}; resume to do that round again")
-    return reply.content[flower_messages.RECORD]["told"]
+    return reply.content[flower_messages.RECORD]["report"]
 
 
 # A node
 
 
 def introduce(message: Message, context: Context) -> Message:
-    return flower_messages.answer(message, told=json.dumps(context.node_config["partition-id"]).encode())
+    return flower_messages.answer(message, report=json.dumps(context.node_config["partition-id"]).encode())
 
 
 def respond(message: Message, context: Context) -> Message:
@@ -199,7 +199,7 @@ def respond(message: Message, context: Context) -> Message:
     except FewLabelError as error:
         outcome = Outcome(None, {}, f"{socket.gethostname()} must see the run's directory and data, but {error}")
     seen = {"outside": outcome.outside, "failure": outcome.failure, "traceback": outcome.traceback}
-    return flower_messages.answer(message, told=json.dumps(seen).encode(), upload=outcome.payload)
+    return flower_messages.answer(message, report=json.dumps(seen).encode(), upload=outcome.payload)
 
 
 @lru_cache(maxsize=1)

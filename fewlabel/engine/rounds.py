@@ -341,8 +341,8 @@ class Server:
         ):
             if needed and all(client.id in lost for client in needed):
                 client = needed[0].id
-                told = f"in round {self.round} the last {who} was lost (client {client}: {lost[client]})"
-                raise TooFewReplies(f"{told}; have one join, then resume")
+                what = f"in round {self.round} the last {who} was lost (client {client}: {lost[client]})"
+                raise TooFewReplies(f"{what}; have one join, then resume")
 
     def _stream(self, entries: Iterator[Entry]) -> Iterator[tuple[Entry, Outcome]]:
         """Outcomes in job order, a small window of jobs under way, and one job at a time for each client."""

@@ -1,4 +1,4 @@
-"""Runs: from an experiment to a directory with its results, resumable at any moment; many of them side by side."""
+"""One run: from an experiment to a directory with its results, resumable at any moment."""
 
 import json
 import multiprocessing
@@ -6,7 +6,7 @@ import os
 import platform
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save as to_safetensors
 
-from fewlabel.core import storage, tree
+from fewlabel.core import schema, storage, tree
 from fewlabel.core.errors import BadInput, FewLabelError, RunFailed, StorageError
 from fewlabel.core.federation import ClientError, train
 from fewlabel.core.rng import Rng
@@ -37,13 +37,13 @@ Watch = Callable[[dict[str, Any]], None]  # is shown each line of rounds.jsonl a
 
 
 class Interrupted(FewLabelError):
-    """Someone asked the run to stop; it did, after a whole round."""
+    """Someone asked the run to stop, and it did, after a whole round."""
 
     exit_code = 130
 
 
 def prepare(experiment: Experiment, directory: Path) -> Path:
-    """Lays out a run: its resolved experiment and who holds which image."""
+    """Lay out a run: write its resolved experiment and who holds which image."""
     device.of(experiment.device)  # or it says what is missing
     try:
         refuse_used(directory)
@@ -63,7 +63,7 @@ def prepare(experiment: Experiment, directory: Path) -> Path:
 
 @contextmanager
 def laid_out(experiment: Experiment, directory: Path) -> Iterator[Path]:
-    """The directory of a new run, taken back where its method refuses the experiment before the first round."""
+    """Lay out a new run, and remove it again if its method refuses the experiment before the first round."""
     prepare(experiment, directory)
     try:
         yield directory
@@ -77,16 +77,22 @@ def laid_out(experiment: Experiment, directory: Path) -> Iterator[Path]:
 
 
 def check_batches(experiment: Experiment, network: torch.nn.Module, dataset: Dataset) -> None:
-    """Refuses batches of a single image where the network's norm needs more."""
-    local = getattr(experiment.method, "local", None)
-    sizes = {"local.batch_size": getattr(local, "batch_size", 0)}
-    sizes |= {"batch_unlabeled": getattr(experiment.method, "batch_unlabeled", 0)}
-    for name in (name for name, size in sizes.items() if size == 1):
+    """Refuse batches of a single image if the network's norm needs more."""
+    for name in single_batches(schema.plain(experiment.method)):
         try:
             with torch.no_grad(), Rng("trial").scope():
                 network.train()(torch.zeros(1, dataset.channels, dataset.image_size, dataset.image_size))
         except ValueError as error:
             raise BadInput(f"method.{name} = 1 is too few for {experiment.model.name}: {error}; raise it") from None
+
+
+def single_batches(settings: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """List the settings of a method that make batches of one image: `batch_size` and the like, at any depth."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from single_batches(value, f"{above}{name}.")
+        elif name.startswith("batch") and value == 1:
+            yield above + name
 
 
 def refuse_used(directory: Path) -> None:
@@ -105,9 +111,9 @@ def execute(
     remote: World | None = None,
     backend: str = "simulator",
 ) -> dict[str, Any]:
-    """Runs what `prepare` laid out, or the rest of it, and returns its summary; the backend changes no bit of it.
+    """Run what `prepare` laid out, or the rest of it, and return its summary. The backend changes no bit of it.
 
-    With a `remote` world, which is all that a server knows of clients elsewhere, the executor reaches them.
+    With a `remote` world, which is all that a server knows of clients on other machines, the executor reaches them.
     """
     if not record.is_run(directory):
         raise BadInput(f"{directory} holds no run: it has no {record.EXPERIMENT}")
@@ -157,8 +163,8 @@ class Run:
             self.go(stop)
         except Exception as error:
             self.rescue()
-            if (told := self.explained(error)) is not error:
-                raise told from error
+            if (clear := self.explained(error)) is not error:
+                raise clear from error
             raise
         finally:
             torch.set_num_threads(threads)
@@ -189,7 +195,7 @@ class Run:
         self.finish(state)
 
     def settle(self, keep: bool = False) -> None:
-        """Writes the line of the last complete round, and a checkpoint of it where one is due."""
+        """Write the line of the last complete round, and a checkpoint of it if one is due."""
         if self.pending is None:
             return
         pending, self.pending, began = self.pending, None, time.monotonic()
@@ -208,7 +214,7 @@ class Run:
             self.fed.checkpointed, self.last_checkpoint = number, time.monotonic()
 
     def due(self, number: int) -> bool:
-        """Whether a round is to be kept."""
+        """Return True if this round needs a checkpoint."""
         most = self.experiment.checkpoint
         return number - self.fed.checkpointed >= most.rounds or self.since_checkpoint() >= most.seconds
 
@@ -216,7 +222,7 @@ class Run:
         return time.monotonic() - self.last_checkpoint
 
     def explained(self, error: Exception) -> Exception:
-        """What stopped the run, as a sentence where a task or a method of one's own is to blame; with its traceback."""
+        """Turn an error of a user's own method into one sentence. Its traceback goes to a file."""
         trace = self.directory / record.ERROR
         if isinstance(error, ClientError) and error.__cause__:
             with suppress(OSError):
@@ -232,13 +238,13 @@ class Run:
         return error
 
     def rescue(self) -> None:
-        """Keeps what is complete when a run cannot go on; the first error is the one to tell."""
+        """Keep what is complete when a run cannot go on. Errors here are not told: the first one is."""
         for step in (partial(self.settle, keep=True), self.fed.executor.discard):
             with suppress(FewLabelError, OSError):
                 step()
 
     def keep_lines(self, rounds: int) -> None:
-        """Drops lines of rounds that are done again."""
+        """Drop the lines of rounds that will be played again."""
         kept = [line for line in record.read_rounds(self.directory) if line["round"] <= rounds]
         if [line["round"] for line in kept] != list(range(1, rounds + 1)):
             raise StorageError(f"{self.log} lacks lines of rounds before the checkpoint of round {rounds}; start anew")
@@ -272,7 +278,7 @@ class Run:
 
 
 def peak_memory() -> int:
-    """The peaks of this process and its workers added up, in bytes; pages that they share count for each."""
+    """Add up the peak memory of this process and its workers, in bytes. Pages that they share count for each."""
     peak = 0
     for process in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
         with suppress(OSError):

@@ -72,7 +72,7 @@ class World:
         return ClientInfo(client, len(share.labeled), len(share.unlabeled))
 
     @cached_property
-    def told(self) -> Tensor:
+    def known_labels(self) -> Tensor:
         """The training labels as sites have them, some of them wrong where the experiment wants it so."""
         labels = self.dataset.splits["train"].labels
         if not self.partition.noise.size:
@@ -82,7 +82,7 @@ class World:
 
     def training(self, index: Any, rng: torch.Generator, tally: Tally | None = None) -> Labeled:
         where = torch.from_numpy(index)
-        return Labeled(self.dataset.splits["train"].images, where, self.told[where], rng, tally)
+        return Labeled(self.dataset.splits["train"].images, where, self.known_labels[where], rng, tally)
 
     @property
     def measured(self) -> tuple[str, ...]:

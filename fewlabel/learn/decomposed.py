@@ -11,7 +11,8 @@ from fewlabel.core import tree
 from fewlabel.core.plots import WEIGHTS, WEIGHTS_ABOUT, PerClient
 from fewlabel.core.tree import Tree
 from fewlabel.learn.functional import Borrowed, Headed
-from fewlabel.learn.loop import SGD, Adam, Local, Optimizer, fit
+from fewlabel.learn.loop import fit
+from fewlabel.learn.optim import SGD, Adam, Local, Optimizer
 from fewlabel.learn.sparse import Packed, unpack
 
 LEAVES = (
@@ -50,7 +51,7 @@ class Decomposed:
     def __call__(self, x: Tensor, sigma: Tree, psi: Tree) -> Tensor:
         return self._borrowed(summed(sigma, psi), x)
 
-    def said(self, weights: Tree, *views: Tensor) -> tuple[Tensor, ...]:
+    def logits(self, weights: Tree, *views: Tensor) -> tuple[Tensor, ...]:
         """Its logits for each of these, with a sum of sigma and psi that serves them all."""
         if self._at_once:
             return torch.split(self._borrowed(weights, torch.cat(views)), [len(x) for x in views])

@@ -1,6 +1,8 @@
-"""Losses, each a pure function of what a network says and what it should have said."""
+"""Losses: pure functions of what a network says and of what it should have said."""
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div
 
 from fewlabel.core.tree import Tree
 
@@ -16,3 +18,44 @@ def information(p: Tensor) -> Tensor:
     mean, floor = p.mean(0), 1e-12
     diversity = (mean * mean.clamp(min=floor).log()).sum()
     return diversity - (p * p.clamp(min=floor).log()).sum(1).mean()
+
+
+def fixmatch(strong: Tensor, label: Tensor, sure: Tensor) -> Tensor:
+    """FixMatch: cross-entropy with the pseudo-labels of those images that are sure, in the mean over all."""
+    return (cross_entropy(strong, label, reduction="none") * sure).mean()
+
+
+def uda(weak: Tensor, strong: Tensor) -> Tensor:
+    """UDA: how far the prediction for the strong view is from that for the weak one, in the mean over images."""
+    return kl_div(strong.log_softmax(1), weak.detach().log_softmax(1), log_target=True, reduction="batchmean")
+
+
+def annealed(logits: Tensor, y: Tensor, done: float) -> Tensor:
+    """UDA's training-signal annealing: cross-entropy of the labeled images that are not yet learned too well.
+
+    Of the whole training, the share `done` is over; the bound of the true class's probability grows exponentially with
+    it, from 1/C to 1.
+    """
+    classes = logits.shape[1]
+    bound = torch.exp(torch.tensor(5 * (done - 1))) * (1 - 1 / classes) + 1 / classes
+    open_ = logits.detach().softmax(1).gather(1, y[:, None])[:, 0] <= bound
+    return (cross_entropy(logits, y, reduction="none") * open_).sum() / open_.sum().clamp(min=1)
+
+
+def inter_client(local: Tensor, helpers: list[Tensor]) -> Tensor:
+    """FedMatch eq. 1: how far the local network's prediction is from each helper's, in the mean over images."""
+    own = local.log_softmax(1)
+    parts = [kl_div(own, logits.log_softmax(1), log_target=True, reduction="batchmean") for logits in helpers]
+    return torch.stack(parts).sum() if parts else own.new_zeros(())
+
+
+def consistency(target: Tensor, p: Tensor) -> Tensor:
+    """RSCFed eq. 3, FedIRM eq. 1: the squared distance of two predictions, in the mean over images."""
+    return (target - p).square().sum(1).mean()
+
+
+def matching(theirs: Tensor, ours: Tensor, known: Tensor) -> Tensor:
+    """FedIRM eq. 6: the divergence of the rows, both ways, of the classes known on both sides."""
+    theirs, ours = theirs[known], ours[known]
+    difference = (theirs - ours) * (theirs.clamp(min=1e-12).log() - ours.clamp(min=1e-12).log())
+    return difference.sum() / len(known)

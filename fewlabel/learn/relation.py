@@ -19,13 +19,6 @@ def relation(sums: Tensor, counts: Tensor, temperature: float) -> Tensor:
     return (sums / counts.clamp(min=1)[:, None] / temperature).softmax(1)
 
 
-def matching(theirs: Tensor, ours: Tensor, known: Tensor) -> Tensor:
-    """FedIRM eq. 6: the divergence of the rows, both ways, of the classes known on both sides."""
-    theirs, ours = theirs[known], ours[known]
-    difference = (theirs - ours) * (theirs.clamp(min=1e-12).log() - ours.clamp(min=1e-12).log())
-    return difference.sum() / len(known)
-
-
 def entropy(p: Tensor) -> Tensor:
     """FedIRM eq. 4, of probabilities."""
     return -(p * p.clamp(min=1e-12).log()).sum(1)

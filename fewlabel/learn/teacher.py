@@ -13,7 +13,9 @@ from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.schema import NonNegative, Positive, Share
 from fewlabel.core.tree import Tree
 from fewlabel.learn.functional import Borrowed
-from fewlabel.learn.loop import Local, Optimizer, fit, paired
+from fewlabel.learn.loop import fit, paired
+from fewlabel.learn.losses import consistency
+from fewlabel.learn.optim import Local, Optimizer
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,6 @@ def sharpen(p: Tensor, temperature: float) -> Tensor:
     """RSCFed eq. 2, by way of p / max p: its power cannot vanish."""
     raised = (p / p.amax(1, keepdim=True)).pow(1 / temperature)
     return raised / raised.sum(1, keepdim=True)
-
-
-def consistency(target: Tensor, p: Tensor) -> Tensor:
-    """RSCFed eq. 3, FedIRM eq. 1: the squared distance of two predictions, in the mean over images."""
-    return (target - p).square().sum(1).mean()
 
 
 def train(

@@ -1,7 +1,8 @@
-"""Pseudo-labels by thresholds: CBAFed's, fixed for a round, class by class."""
+"""Pseudo-labels: which unlabeled images a network is sure of, and which class they get."""
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from fewlabel.core.images import Unlabeled
 
@@ -36,3 +37,16 @@ def select(p: Tensor, thresholds: Tensor, tail: Tensor | None = None) -> tuple[T
     used = sure if tail is None else sure | tail[second]
     index = used.nonzero().flatten()
     return index, label[index]
+
+
+def confident(logits: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Which images a network is sure of, and what it says of all."""
+    confidence, label = logits.detach().softmax(1).max(1)
+    return confidence >= threshold, label
+
+
+def agreed(local: Tensor, helpers: list[Tensor]) -> Tensor:
+    """FedMatch eq. 3: the class with most votes of the local network and its helpers; ties to the local one's."""
+    votes = torch.stack([one_hot(logits.argmax(1), logits.shape[1]) for logits in (local, *helpers)]).sum(0)
+    own = one_hot(local.argmax(1), local.shape[1])
+    return (2 * votes + own).argmax(1)

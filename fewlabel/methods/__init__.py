@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from fewlabel.learn.loop import Local
+from fewlabel.learn.optim import Local
 from fewlabel.learn.teacher import MeanTeacher
 from fewlabel.methods.cbafed import CBAFed
 from fewlabel.methods.fedavg import FedAvg

@@ -33,7 +33,8 @@ from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn import residual
 from fewlabel.learn.consensus import by_kind
-from fewlabel.learn.loop import Local, Optimizer, fit, memory_of, optimizer, paired
+from fewlabel.learn.loop import fit, paired
+from fewlabel.learn.optim import Local, Optimizer, memory_of, optimizer
 from fewlabel.learn.teacher import Memory
 from fewlabel.learn.thresholds import class_shares, predict, select, thresholds
 

@@ -35,10 +35,11 @@ from fewlabel.core.federation import (
 from fewlabel.core.schema import Count, NonNegative, Positive, Share
 from fewlabel.core.tasks import on_client, on_server
 from fewlabel.core.tree import Tree
-from fewlabel.learn.agreement import annealed, confident, fixmatch, uda
-from fewlabel.learn.loop import Local, fit, optimizer, paired, steps
-from fewlabel.learn.losses import proximal
+from fewlabel.learn.loop import fit, paired, steps
+from fewlabel.learn.losses import annealed, fixmatch, proximal, uda
+from fewlabel.learn.optim import Local, optimizer
 from fewlabel.learn.plateau import Rate, Score, fallen, score
+from fewlabel.learn.thresholds import confident
 
 SENT = (
     "The weights after training. A curious server can learn about training images from them. The server needs only "
@@ -162,9 +163,9 @@ class FedAvg:
         """FixMatch's loss, or UDA's."""
         weak, strong, index = batch
         with torch.no_grad():
-            said = site.model(weak)
+            logits = site.model(weak)
         if self.unlabeled == "uda":
-            return uda(said, site.model(strong))
-        sure, label = confident(said, self.confidence)
+            return uda(logits, site.model(strong))
+        sure, label = confident(logits, self.confidence)
         site.audit(index[sure], label[sure], epoch)
         return fixmatch(site.model(strong), label, sure)

@@ -31,9 +31,11 @@ from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
 from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn.consensus import by_kind
-from fewlabel.learn.loop import Local, Optimizer, fit, memory_of, optimizer
-from fewlabel.learn.relation import class_sums, entropy, matching, ramp, relation, with_dropout
-from fewlabel.learn.teacher import MeanTeacher, Memory, Teacher, consistency
+from fewlabel.learn.loop import fit
+from fewlabel.learn.losses import consistency, matching
+from fewlabel.learn.optim import Local, Optimizer, memory_of, optimizer
+from fewlabel.learn.relation import class_sums, entropy, ramp, relation, with_dropout
+from fewlabel.learn.teacher import MeanTeacher, Memory, Teacher
 
 MATCHED = (
     "What the model says of images of each class, softened and on average. Unlabeled clients, by their pseudo-labels, "

@@ -30,7 +30,6 @@ from fewlabel.core.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federat
 from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
 from fewlabel.core.tasks import on_client, on_server
 from fewlabel.core.tree import Tree
-from fewlabel.learn.agreement import agreed, confident, fixmatch, inter_client
 from fewlabel.learn.decomposed import (
     LEAVES,
     WEIGHTS_OF_PARTS,
@@ -45,9 +44,12 @@ from fewlabel.learn.decomposed import (
     traffic,
     zeros,
 )
-from fewlabel.learn.loop import Local, paired
+from fewlabel.learn.loop import paired
+from fewlabel.learn.losses import fixmatch, inter_client
+from fewlabel.learn.optim import Local
 from fewlabel.learn.plateau import Rate, Score, fallen, score
 from fewlabel.learn.sparse import Packed, pack, placed, trimmed, unpack
+from fewlabel.learn.thresholds import agreed, confident
 
 Trees = list[Tree]
 Batch = tuple[Tensor, ...]
@@ -226,7 +228,7 @@ class FedMatch:
     def consistency(self, net: Decomposed, helpers: Trees, site: Site[None], epoch: int, batch: Batch) -> Tensor:
         """Eq. 2, with eq. 1 and 3."""
         x, x_strong, index = batch
-        local, strong = net.said(summed(frozen(net.sigma), net.psi), x, x_strong)
+        local, strong = net.logits(summed(frozen(net.sigma), net.psi), x, x_strong)
         others = net.with_others(x, helpers)
         sure, _ = confident(local, self.confidence)
         label = agreed(local, others)

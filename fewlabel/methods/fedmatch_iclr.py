@@ -29,11 +29,13 @@ from fewlabel.core.federation import Model, Site
 from fewlabel.core.rng import Rng
 from fewlabel.core.schema import Count, NonNegative
 from fewlabel.core.tasks import on_server
-from fewlabel.learn.agreement import agreed, confident, inter_client
 from fewlabel.learn.decomposed import LEAVES, Decomposed, frozen, summed
-from fewlabel.learn.loop import Local, steps
+from fewlabel.learn.loop import steps
+from fewlabel.learn.losses import inter_client
+from fewlabel.learn.optim import Local
 from fewlabel.learn.plateau import Score
 from fewlabel.learn.sparse import Packed, pack, unpack
+from fewlabel.learn.thresholds import agreed, confident
 from fewlabel.methods.fedmatch import Batch, FedMatch, Helper, State, Trees
 
 
@@ -68,8 +70,8 @@ class FedMatchICLR(FedMatch):
         assert site.validation is not None  # of whose images the noise has the shape
         x, _ = next(site.validation.batches("plain", 500, shuffle=False))
         with torch.no_grad():
-            said: Tensor = site.model(noise(x.shape[1:]).to(x.device))
-        return Embedded(found.accuracy, found.loss, said[0].softmax(0))
+            logits: Tensor = site.model(noise(x.shape[1:]).to(x.device))
+        return Embedded(found.accuracy, found.loss, logits[0].softmax(0))
 
     def choose(self, state: State, psis: dict[str, Packed], scores: dict[str, Score]) -> tuple[Helper, ...]:
         known = {helper.client: helper for helper in state.helpers}
@@ -96,15 +98,15 @@ class FedMatchICLR(FedMatch):
     def consistency(self, net: Decomposed, helpers: Trees, site: Site[None], epoch: int, batch: Batch) -> Tensor:
         x, x_strong, index = batch
         weights = summed(frozen(net.sigma), net.psi)
-        [local] = net.said(weights, x)
-        sure, said = confident(local, self.confidence)
+        [local] = net.logits(weights, x)
+        sure, label = confident(local, self.confidence)
         if not sure.any():
-            site.audit(index[sure], said[sure], epoch)
+            site.audit(index[sure], label[sure], epoch)
             return local.new_zeros(())
         local, others = local[sure], net.with_others(x[sure], helpers)
         label = agreed(local, others)
         site.audit(index[sure], label, epoch)
-        [strong] = net.said(weights, x_strong)  # all of them, as a norm may need more than one
+        [strong] = net.logits(weights, x_strong)  # all of them, as a norm may need more than one
         apart = inter_client(local, others) / max(1, len(others))
         return self.weight_unlabeled * cross_entropy(strong[sure], label) + self.weight_helpers * apart
 

@@ -20,8 +20,9 @@ from fewlabel.core.schema import Natural, NonNegative
 from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn.consensus import by_distance
-from fewlabel.learn.loop import Local, fit, optimizer
+from fewlabel.learn.loop import fit
 from fewlabel.learn.losses import information
+from fewlabel.learn.optim import Local, optimizer
 from fewlabel.learn.teacher import MeanTeacher, Teacher, train
 
 

@@ -35,7 +35,7 @@ from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
 from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn.consensus import Distance, by_distance, favour
-from fewlabel.learn.loop import Local, memory_of, optimizer
+from fewlabel.learn.optim import Local, memory_of, optimizer
 from fewlabel.learn.teacher import MeanTeacher, Memory, Teacher, train
 
 

@@ -18,7 +18,8 @@ from fewlabel.engine.serial import Serial
 from fewlabel.engine.world import World
 from fewlabel.experiment import Checkpoint as Every
 from fewlabel.experiment import Clients, Data, Experiment, Net
-from fewlabel.learn.loop import SGD, Local, fit
+from fewlabel.learn.loop import fit
+from fewlabel.learn.optim import SGD, Local
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from torch import nn
 from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.tree import of
 from fewlabel.data.images import Images
-from fewlabel.learn.loop import SGD, Local, fit, memory_of, optimizer, paired
+from fewlabel.learn.loop import fit, paired
 from fewlabel.learn.losses import proximal
+from fewlabel.learn.optim import SGD, Local, memory_of, optimizer
 from tests.nets import tiny
 
 

@@ -14,7 +14,7 @@ from fewlabel.core.tree import Tree
 from fewlabel.engine.record import read_rounds
 from fewlabel.engine.run import execute
 from fewlabel.learn import residual
-from fewlabel.learn.loop import Local
+from fewlabel.learn.optim import Local
 from fewlabel.learn.thresholds import class_shares, select, thresholds
 from fewlabel.methods import METHODS
 from fewlabel.methods.cbafed import CBAFed, Message, State, Update

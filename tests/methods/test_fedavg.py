@@ -22,8 +22,8 @@ from fewlabel.engine.record import read_rounds
 from fewlabel.engine.rounds import Server
 from fewlabel.engine.run import execute
 from fewlabel.engine.serial import Serial
-from fewlabel.learn.agreement import annealed, fixmatch, uda
-from fewlabel.learn.loop import Local
+from fewlabel.learn.losses import annealed, fixmatch, uda
+from fewlabel.learn.optim import Local
 from fewlabel.methods import METHODS, fedavg
 from fewlabel.methods.fedavg import FedAvg, Message, State
 from fewlabel.report.comparison import Comparison

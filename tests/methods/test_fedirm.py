@@ -16,8 +16,9 @@ from fewlabel.core.errors import BadInput
 from fewlabel.engine.record import read_rounds
 from fewlabel.engine.run import execute
 from fewlabel.experiment import read
-from fewlabel.learn.loop import Local
-from fewlabel.learn.relation import class_sums, entropy, matching, ramp, relation, with_dropout
+from fewlabel.learn.losses import matching
+from fewlabel.learn.optim import Local
+from fewlabel.learn.relation import class_sums, entropy, ramp, relation, with_dropout
 from fewlabel.methods import METHODS
 from fewlabel.methods.fedirm import FedIRM, Relation, State
 from fewlabel.papers.reproduce import select

@@ -10,7 +10,7 @@ from fewlabel.core import wire
 from fewlabel.core.federation import Model
 from fewlabel.engine.record import read_rounds
 from fewlabel.engine.run import execute
-from fewlabel.learn.loop import Local
+from fewlabel.learn.optim import Local
 from fewlabel.learn.sparse import pack, unpack
 from fewlabel.methods import METHODS
 from fewlabel.methods.fedmatch import Helper, Message, State

@@ -8,8 +8,8 @@ import torch
 
 from fewlabel.core.federation import ClientInfo, Model
 from fewlabel.data.images import Images
-from fewlabel.learn.loop import Local
 from fewlabel.learn.losses import information
+from fewlabel.learn.optim import Local
 from fewlabel.learn.teacher import MeanTeacher
 from fewlabel.methods import METHODS
 from fewlabel.methods.isofed import IsoFed

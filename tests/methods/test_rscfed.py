@@ -16,8 +16,9 @@ from fewlabel.core.averaging import by_kind as average
 from fewlabel.core.federation import ClientInfo, Model, Reply, Site
 from fewlabel.engine.rounds import Server
 from fewlabel.learn.consensus import by_distance, by_kind, distance, favour
-from fewlabel.learn.loop import Local
-from fewlabel.learn.teacher import MeanTeacher, Teacher, consistency, sharpen
+from fewlabel.learn.losses import consistency
+from fewlabel.learn.optim import Local
+from fewlabel.learn.teacher import MeanTeacher, Teacher, sharpen
 from fewlabel.methods import METHODS
 from fewlabel.methods.rscfed import RSCFed
 from fewlabel.papers.reproduce import select

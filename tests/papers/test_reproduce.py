@@ -17,7 +17,7 @@ from fewlabel.data import datasets
 from fewlabel.data.published import files
 from fewlabel.engine.sweep import place
 from fewlabel.experiment import Experiment, Stream, load
-from fewlabel.learn.loop import Local
+from fewlabel.learn.optim import Local
 from fewlabel.methods import METHODS
 from fewlabel.methods.cbafed import CBAFed
 from fewlabel.methods.fedavg import FedAvg
