@@ -17,7 +17,7 @@ import typer
 import fewlabel
 from fewlabel import learn
 from fewlabel.cli.main import app
-from fewlabel.core import federation as describes
+from fewlabel.core import described
 from fewlabel.core.tasks import tasks
 from fewlabel.methods import METHODS
 from fewlabel.report import terminal
@@ -55,7 +55,7 @@ def methods() -> str:
 
 def leaves(method: str) -> str:
     """What leaves a site in words, and by the annotations of the tasks: all that can cross."""
-    found, chosen = tasks(type(METHODS[method])), describes.leaves(METHODS[method])
+    found, chosen = tasks(type(METHODS[method])), described.leaves(METHODS[method])
     rows = (
         [f"`{task.name}`", contents(task.message), contents(task.upload), contents(task.state)]
         for task in found.values()

@@ -266,7 +266,7 @@ class Experiment:
     @property
     def cautions(self) -> list[str]:
         """Sentences about what you may not have meant, though it runs."""
-        from fewlabel.core.federation import cautions
+        from fewlabel.core.described import cautions
 
         found = []
         if self.stream and (step := (self.rounds - 1) // self.stream.rounds + 1) < self.stream.steps:

@@ -69,15 +69,38 @@ def folder(name: str) -> list[Path]:
     return [path for path in FILES if path.relative_to(PACKAGE).parts[0] == name]
 
 
+def top(module: str) -> str:
+    """The folder, or the module at the top, that a module lies in."""
+    return module.partition(".")[0]
+
+
 # Directions
+
+# What each folder, or module at the top, may import of the others. docs/architecture.md draws it.
+ARROWS: dict[str, set[str]] = {
+    "core": set(),
+    "networks": {"core"},
+    "data": {"core"},
+    "learn": {"core"},
+    "methods": {"learn", "core"},
+    "experiment": {"methods", "data", "core"},
+    "engine": {"experiment", "data", "networks", "core"},
+    "report": {"engine", "experiment", "methods", "data", "networks", "core"},
+    "inference": {"report", "engine", "experiment", "data", "networks", "core"},
+    "papers": {"report", "engine", "experiment", "data", "core"},
+    "deploy": {"report", "engine", "experiment", "data", "core"},
+    "api": {"inference", "report", "engine", "experiment", "core"},
+    "cli": {"api", "papers", "deploy", "inference", "report", "engine", "experiment", "methods", "data", "core"},
+    "__main__": {"cli"},
+}
 
 
 def test_the_reader_of_imports_sees_them_all(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    path = tmp_path / "models" / "odd.py"
+    path = tmp_path / "networks" / "odd.py"
     path.parent.mkdir()
     path.write_text(
-        "import a.b\nfrom ..errors import BadInput\nfrom . import parts\nfrom fewlabel import tree\n"
+        "import a.b\nfrom ..core.errors import BadInput\nfrom . import parts\nfrom fewlabel.core import tree\n"
         "if TYPE_CHECKING:\n    import c\ndef f():\n    from d import e\n"
     )
     assert imports(path) == (
@@ -90,76 +113,117 @@ def test_the_reader_of_imports_sees_them_all(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("path", folder("methods"), ids=lambda path: path.stem)
-def test_a_method_imports_what_it_is_made_of_and_nothing_that_runs_it(path):
-    allowed = {"learn", "tree", "federation", "strict", "rng", "errors", "wire", "data.sets"}
-    if path.name == "__init__.py":
-        allowed = {"methods", "learn"}
-    elif "_" in path.stem:  # another version of a method may build on it
-        allowed.add(f"methods.{path.stem.partition('_')[0]}")
-    assert {module for module in ours(path) if not within(module, allowed)} == set()
-    assert outside(path) <= {"torch"}
-
-
-# What a file may import of the package. Whoever is not listed is at the top: cli, api, results, runs, sweep, display.
-MAY_IMPORT = {
-    "errors": set(),
-    "tree": set(),
-    "rng": set(),
-    "strict": {"errors"},
-    "wire": {"errors"},
-    "evaluate": {"errors"},
-    "learn": {"learn", "tree", "strict", "data.sets", "models.parts"},
-    "models": {"models", "errors"},
-    "data": {"data", "errors", "rng"},
-    "federation": {"tree", "wire", "rng", "errors", "data.sets"},
-    "checkpoint": {"tree", "wire", "errors"},
-    "experiment": {"strict", "errors", "federation", "methods", "data.own", "data.partition", "data.views"},
-    "device": {"errors"},
-    "worker": {
-        "device", "federation", "wire", "experiment", "data", "models", "evaluate", "checkpoint", "tree", "rng",
-        "errors",
-    },
-    "simulate": {"worker", "federation", "wire", "evaluate", "tree", "rng", "errors"},
-    "pool": {"worker", "errors"},
-    "report": {"checkpoint", "errors"},
-    "resident": {"apart"},
-    "flower": {"resident", "fleet", "errors"},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MAY_IMPORT)
+@pytest.mark.parametrize("name", ARROWS)
 def test_imports_point_one_way(name):
-    paths = folder(name) or [NAMES[name]]
-    for path in paths:
-        found = ours(path, "at once", "late")
-        assert {module for module in found if not within(module, MAY_IMPORT[name])} == set(), path
+    """All of them: those inside functions, and those for type checkers alone."""
+    for path in folder(name) or [NAMES[name]]:
+        assert {module for module in ours(path) if top(module) not in ARROWS[name] | {name}} == set(), path
 
 
-def test_nothing_but_experiment_knows_the_methods_and_who_lists_them_loads_them_late():
-    for name, path in NAMES.items():
-        if name.startswith("methods") or name == "experiment":
-            continue
-        known = {i for i in imports(path) if within(i.module, {"fewlabel.methods"})}
-        if name in ("cli", "display", "api", "__init__"):  # the command and the API, which list them
-            known = {i for i in known if i.when == "at once"}
-        assert known == set(), path
+def test_every_module_has_its_place_in_the_arrows():
+    assert {top(name) for name in NAMES} - {"__init__"} == ARROWS.keys()
+    assert {path.stem for path in FILES if path.parent == PACKAGE} == {"__init__", "__main__", "api", "experiment"}
+
+
+def test_the_arrows_have_no_circle():
+    assert_no_circle(ARROWS)
 
 
 def test_no_module_imports_itself_in_a_circle():
-    """At once, that is: a late import may close a circle, because by then both ends are there."""
-    edges = {name: {m for m in ours(path, "at once") if m in NAMES and m != name} for name, path in NAMES.items()}
+    """Late imports included: what they hide is a circle all the same."""
+    assert_no_circle({
+        name: {m for m in ours(path, "at once", "late") if m in NAMES and m != name and name != "__init__"}
+        for name, path in NAMES.items()
+    })  # fmt: skip
+
+
+def assert_no_circle(edges: dict[str, set[str]]) -> None:
     done: set[str] = set()
 
     def visit(name: str, above: tuple[str, ...]) -> None:
         assert name not in above, " -> ".join((*above, name))
         if name not in done:
-            for below in edges[name]:
+            for below in sorted(edges[name]):
                 visit(below, (*above, name))
             done.add(name)
 
     for name in edges:
         visit(name, ())
+
+
+HEAVY = {"torch", "torchvision", "matplotlib", "sklearn", "scipy", "flwr", "ray", "onnx", "pydicom", "PIL", "rich"}
+
+
+@cache
+def brings(name: str) -> frozenset[str]:
+    """The heavy libraries that importing a module loads, or that it loads when it is used."""
+    path = NAMES[name]
+    found = {i.module.split(".")[0] for i in imports(path) if i.when == "at once"} & HEAVY
+    return frozenset(
+        found.union(*(brings(below) for below in ours(path, "at once") if below in NAMES and below != name))
+    )
+
+
+def test_a_late_import_of_ours_is_for_a_heavy_library_alone():
+    """Which the importing module does not load anyway."""
+    idle = [
+        f"{name} -> {module}"
+        for name, path in NAMES.items()
+        for module in ours(path, "late")
+        if name != "__init__" and module in NAMES and not uses(module) - brings(name)
+    ]
+    assert idle == []
+
+
+def uses(name: str) -> frozenset[str]:
+    """The heavy libraries of a module, also those that it loads late, and of those that it imports."""
+    late = {i.module.split(".")[0] for i in imports(NAMES[name]) if i.when == "late"} & HEAVY
+    below = [module for module in ours(NAMES[name], "late") if module in NAMES and module != name]
+    return brings(name) | late | frozenset[str]().union(*(brings(module) for module in below))
+
+
+def test_no_module_uses_the_private_names_of_another():
+    for name, path in NAMES.items():
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fewlabel"):
+                assert not [alias.name for alias in node.names if alias.name.startswith("_")], (name, node.module)
+        modules = {module.rpartition(".")[2] for module in ours(path)}
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+                assert not node.attr.startswith("_") or node.attr.startswith("__"), (name, ast.unparse(node))
+
+
+@pytest.mark.parametrize("path", folder("methods"), ids=lambda path: path.stem)
+def test_a_method_needs_nothing_but_pytorch_and_no_other_method(path):
+    mine = path.stem.partition("_")[0]  # another version of a method may build on it
+    others = {module for module in ours(path) if top(module) == "methods" and module != f"methods.{mine}"}
+    assert path.name == "__init__.py" or others == set()
+    assert outside(path) <= {"torch"}
+
+
+def test_the_methods_are_known_to_experiment_and_to_who_lists_them():
+    known = {name for name, path in NAMES.items() if any(top(module) == "methods" for module in ours(path))}
+    assert {top(name) for name in known} - {"methods", "__init__"} == {"experiment", "report"}
+
+
+METHOD_FIELDS = (
+    "warmup",
+    "group_size",
+    "use_psi",
+    "sharing",
+    "sub_sampling",
+    "thresholds",
+    "weight_sigma",
+    "use_sigma",
+)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if top(n) not in ("methods", "learn", "papers")])
+def test_nothing_but_methods_knows_a_methods_field(name):
+    nodes = list(ast.walk(parsed(NAMES[name])))
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    assert (texts | attributes) & set(METHOD_FIELDS) == set()
 
 
 # What is heavy loads late
@@ -175,11 +239,11 @@ def places(library: str) -> list[tuple[str, str]]:
 
 
 def test_flower_is_known_to_its_transport_and_to_its_simulation():
-    assert {name for name, _ in places("flwr")} <= {"flower", "cluster"}
+    assert {name for name, _ in places("flwr")} <= {"deploy.flower", "engine.flower_messages", "engine.ray"}
 
 
-def test_torchvision_is_known_to_the_models_and_loads_when_one_is_built():
-    assert {name.split(".")[0] for name, _ in places("torchvision")} == {"models"}
+def test_torchvision_is_known_to_the_networks_and_loads_when_one_is_built():
+    assert {name.split(".")[0] for name, _ in places("torchvision")} == {"networks"}
     assert {when for _, when in places("torchvision")} == {"late"}
 
 
@@ -267,3 +331,8 @@ def test_every_module_says_first_why_it_is_there(path):
     said = ast.get_docstring(parsed(path))
     assert said
     assert said.splitlines()[0].endswith((".", ":"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_file_has_at_most_450_lines(path):
+    assert path.read_text().count("\n") <= 450

@@ -269,38 +269,6 @@ class Method(Protocol[S]):
         """The weights that are evaluated and shipped; None where there is no shared model."""
 
 
-def leaves(method: Any) -> str:
-    """What a method says leaves a site."""
-    text: str = getattr(method, "leaves", "")
-    return text
-
-
-def cautions(method: Any, experiment: Any) -> list[str]:
-    """What a method cautions about in an experiment."""
-    return list(method.cautions(experiment)) if hasattr(method, "cautions") else []
-
-
-def all_warmup(experiment: Any, warmup: int) -> list[str]:
-    """Caution about an experiment that ends with its warm-up."""
-    if warmup < experiment.rounds:
-        return []
-    return [
-        f"{experiment.name}: all of its {experiment.rounds} rounds are warm-up, in which labeled clients train alone; "
-        "raise rounds, or lower method.warmup"
-    ]
-
-
-def plots(method: Any) -> tuple[Plot, ...]:
-    """What a method wants drawn of its rounds."""
-    wanted: tuple[Plot, ...] = getattr(method, "plots", ())
-    return wanted
-
-
-def needs_each_model(method: Any) -> bool:
-    """Whether a method needs each client's model by itself."""
-    return bool(getattr(method, "needs_each_model", False))
-
-
 class TooFewReplies(RunFailed):
     """A phase had fewer replies than clients.min_replies asks for, or all those who have labels have failed."""
 

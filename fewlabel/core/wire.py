@@ -26,15 +26,13 @@ from fewlabel.core.errors import RunFailed
 
 T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview
-
 CPU = torch.device("cpu")
 VERSION = "1"
 MAX_BYTES = 1 << 31
 MAX_HEADER = 1 << 24  # of the JSON, which may take twenty times as much once parsed
 MAX_TENSORS = 1 << 16
 MAX_TEXT = 1 << 20
-MAX_DEPTH = 32
-MAX_DIMENSIONS = 32
+MAX_DEPTH = MAX_DIMENSIONS = 32
 MAX_KNOWN = 32  # heads that are remembered
 
 _RESERVED = {"fewlabel", "value"}
@@ -449,4 +447,4 @@ _KNOWN: dict[tuple[bytes, int], tuple[Any, list[tuple[str, str, list[int], list[
 _KEYS: dict[Any, _Codec] = {str: (_text, _text), int: (lambda key, box: str(_int(key, box)), _key_in)}
 _PLAIN: dict[Any, _Codec] = {kind: _same(kind) for kind in (bool, NoneType)}
 _PLAIN |= {None: _PLAIN[NoneType], int: (_int, _int), float: (_float, _float), str: (_text, _text)}
-_PLAIN |= {Tensor: (_tensor_out, _tensor_in)}
+_PLAIN[Tensor] = _tensor_out, _tensor_in

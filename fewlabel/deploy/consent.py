@@ -8,7 +8,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from fewlabel.core import tree, wire
-from fewlabel.core.federation import leaves
+from fewlabel.core.described import leaves
 from fewlabel.core.metrics import MINIMUM, PER_CLASS, SITE_BINS
 from fewlabel.core.schema import comments
 from fewlabel.core.tasks import tasks

@@ -23,8 +23,9 @@ import numpy as np
 import torch
 
 from fewlabel.core import metrics, schema, wire
+from fewlabel.core.described import leaves
 from fewlabel.core.errors import BadInput, FewLabelError, StorageError
-from fewlabel.core.federation import ClientInfo, leaves
+from fewlabel.core.federation import ClientInfo
 from fewlabel.core.rng import preserved
 from fewlabel.core.schema import Natural
 from fewlabel.core.tasks import tasks

@@ -15,8 +15,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fewlabel.core import storage
+from fewlabel.core.described import leaves
 from fewlabel.core.errors import BadInput, StorageError
-from fewlabel.core.federation import leaves
 from fewlabel.data.own import read
 from fewlabel.data.own.listing import counted
 from fewlabel.data.partition import Partition

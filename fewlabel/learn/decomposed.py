@@ -1,6 +1,7 @@
 """FedMatch's network: its parameters are the sum of two sets, of which one is frozen while the other learns."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from fewlabel.core.tree import Tree
 from fewlabel.learn.functional import Borrowed, Headed
 from fewlabel.learn.loop import fit
 from fewlabel.learn.optim import SGD, Adam, Local, Optimizer
-from fewlabel.learn.sparse import Packed, unpack
+from fewlabel.learn.sparse import Packed, placed, unpack
 
 LEAVES = (
     "Sigma and psi after training, or psi alone. Sparse ones travel as a bitmap of what changed and the new values. "
@@ -26,9 +27,9 @@ WEIGHTS_OF_PARTS = tuple(
 )
 
 
-def one_rate(experiment: Any, local: Local) -> Iterator[str]:
+def one_rate(method: Any, experiment: Any) -> Iterator[str]:
     """Caution about a second learning rate, which FedMatch does not have."""
-    if local.lr_unlabeled not in (None, local.lr):
+    if method.local.lr_unlabeled not in (None, method.local.lr):
         yield (
             f"{experiment.name}: method.local.lr_unlabeled changes nothing, as labeled and unlabeled clients have one "
             "learning rate, method.local.lr"
@@ -114,6 +115,23 @@ def floats(part: Tree) -> Tree:
 
 def zeros(part: Tree) -> Tree:
     return {name: torch.zeros_like(value) for name, value in tree.parameters(part).items()}
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client sends of FedMatch's model: the parts that it moved."""
+
+    sigma: Packed | None = None  # where labels moved it
+    psi: Packed | None = None  # where unlabeled images did
+
+    def check(self, network: Tree) -> None:
+        for part, whole in ((self.sigma, floats(network)), (self.psi, tree.parameters(network))):
+            if part:
+                placed(part, whole)
+
+    def moved(self, labeled: int, unlabeled: int) -> "Update":
+        """By so many images; where nobody else moves sigma, that of a client without labels would be the average."""
+        return Update(self.sigma if labeled else None, self.psi if unlabeled else None)
 
 
 def average(parts: Mapping[str, Packed], old: Tree, weights: Iterable[float]) -> Tree:

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fewlabel.core.federation import Site
 from fewlabel.core.images import Labeled
+from fewlabel.core.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -19,13 +22,19 @@ class Score:
 
 @torch.no_grad()
 def score(say: Callable[[Tensor], Tensor], labeled: Labeled) -> Score:
-    """Of what a network says of these images."""
+    """Score what a network says of these images."""
     right, loss = 0, 0.0
     for x, y in labeled.batches("plain", 500, shuffle=False):
         logits = say(x)
         right += int((logits.argmax(1) == y).sum())
         loss += float(cross_entropy(logits, y, reduction="sum"))
     return Score(right / len(labeled), loss / len(labeled))
+
+
+def score_on_validation(site: Site[Any], weights: Tree) -> Score:
+    """How well these weights do on the validation set of the server, which has one."""
+    assert site.validation is not None
+    return score(site.load(weights).eval(), site.validation)
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ class Rate:
     worse: int = 0  # rounds since then
 
     def after(self, loss: float, patience: int, factor: float) -> "Rate":
-        """The rate after a round with this validation loss: divided once `patience` rounds in a row were no better."""
+        """Return the rate after a round with this validation loss: lower once `patience` rounds in a row were no better."""
         if loss < (math.inf if self.best is None else self.best):
             return Rate(self.lr, loss)
         if self.worse + 1 < patience:
@@ -43,8 +52,8 @@ class Rate:
         return Rate(self.lr / factor, self.best)
 
 
-def fallen(
+def updated(
     rates: dict[str, Rate], scores: dict[str, Score], lr: float, patience: int, factor: float
 ) -> dict[str, Rate]:
-    """The rates by name after a round in which some were scored; a new one begins as `lr`."""
+    """Return the rates by name after a round in which some were scored. A new one starts as `lr`."""
     return rates | {who: rates.get(who, Rate(lr)).after(found.loss, patience, factor) for who, found in scores.items()}

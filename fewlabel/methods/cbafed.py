@@ -15,17 +15,17 @@ rare where there are few. `cbafed-authors` sets what the authors' code does on S
 very crops that were labeled, and a last batch of one image that is skipped.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fewlabel.core import tree
-from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Site, Weights, all_warmup, broadcast
+from fewlabel.core.described import SUMS_DO, all_warmup
+from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Site, Weights, broadcast
 from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.plots import PerClass
 from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
@@ -39,6 +39,8 @@ from fewlabel.learn.teacher import Memory
 from fewlabel.learn.thresholds import class_shares, predict, select, thresholds
 
 SURE = "How sure the model must be of an image for its pseudo-label to count."
+COUNTS = "The weights after training and the number of images trained on, in `cbafed` and `cbafed-authors` by class: "
+HISTOGRAM = "the class histogram of a labeled site, and nearly that of an unlabeled one. "
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,9 @@ class CBAFed:
     persistent_optimizer: bool = False  # momentum stays with the client
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT})
-    leaves = (
-        "The weights after training, and the number of images trained on. `cbafed` and `cbafed-authors` also send that "
-        "number for each class: the class histogram of a labeled site, and nearly that of an unlabeled one. A curious "
-        "server can learn about training images from weights. The server needs only sums over sites."
-    )
+    leaves = COUNTS + HISTOGRAM + SUMS_DO
     plots = (PerClass("Thresholds", SURE, "thresholds", "threshold of each class"),)
-
-    def cautions(self, experiment: Any) -> Iterable[str]:
-        return all_warmup(experiment, self.warmup)
+    cautions = all_warmup
 
     @property
     def balanced(self) -> bool:
@@ -194,8 +190,7 @@ class CBAFed:
                     labels[index[chosen]] = y
             return torch.stack([cross_entropy(model(x), y) for x, y in parts]).sum() if parts else None
 
-        views = (self.label_view, "weak")
-        batches = paired(site.labeled, unlabeled, views, self.local.batch_size, counted=0)
+        batches = paired(site.labeled, unlabeled, (self.label_view, "weak"), self.local.batch_size, counted=0)
         fit(model, steps, batches, loss, self.local.clip)
         index = (labels >= 0).nonzero().flatten()
         return self.labeled(site, unlabeled, index, labels[index], epoch)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fewlabel.core.described import SUMS_DO
 from fewlabel.core.errors import BadInput
 from fewlabel.core.federation import (
     EVERY_CLIENT,
@@ -38,13 +39,8 @@ from fewlabel.core.tree import Tree
 from fewlabel.learn.loop import fit, paired, steps
 from fewlabel.learn.losses import annealed, fixmatch, proximal, uda
 from fewlabel.learn.optim import Local, optimizer
-from fewlabel.learn.plateau import Rate, Score, fallen, score
+from fewlabel.learn.plateau import Rate, Score, score, score_on_validation, updated
 from fewlabel.learn.thresholds import confident
-
-SENT = (
-    "The weights after training. A curious server can learn about training images from them. The server needs only "
-    "their sum over sites."
-)
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ class FedAvg:
 
     @property
     def leaves(self) -> str:
-        return SENT if self.sharing else "Nothing."
+        return f"The weights after training. {SUMS_DO}" if self.sharing else "Nothing."
 
     @property
     def needs_each_model(self) -> bool:
@@ -118,12 +114,11 @@ class FedAvg:
         if self.patience is None:
             return state.rates
         scores = dict(zip(models, fed.map(self.score, models.values()), strict=True))
-        return fallen(state.rates, scores, 1.0, self.patience, self.decay)
+        return updated(state.rates, scores, 1.0, self.patience, self.decay)
 
     @on_server
     def score(self, site: Site[None], msg: Model) -> Score:
-        assert site.validation is not None  # init saw to it
-        return score(site.load(msg.model).eval(), site.validation)
+        return score_on_validation(site, msg.model)
 
     @on_client
     @on_server

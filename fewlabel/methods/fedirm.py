@@ -14,17 +14,17 @@ that move BatchNorm's statistics.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fewlabel.core import tree
-from fewlabel.core.federation import SOME_CLIENTS, Federation, Site, Weights, all_warmup, broadcast, by_size
+from fewlabel.core.described import SUMS_DO, all_warmup
+from fewlabel.core.federation import SOME_CLIENTS, Federation, Site, Weights, broadcast, by_size
 from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.plots import ClassMatrix
 from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
@@ -37,10 +37,10 @@ from fewlabel.learn.optim import Local, Optimizer, memory_of, optimizer
 from fewlabel.learn.relation import class_sums, entropy, ramp, relation, with_dropout
 from fewlabel.learn.teacher import MeanTeacher, Memory, Teacher
 
-MATCHED = (
-    "What the model says of images of each class, softened and on average. Unlabeled clients, by their pseudo-labels, "
-    "should agree with labeled ones. Blank: a client is sure of no image of that class."
-)
+RELATIONS = """Labeled sites also send their relation matrix, unless its weight is 0: the mean output for each class,
+which tells what classes a site has and how its model confuses them."""
+MATCHED = """What the model says of images of each class, softened and on average. Unlabeled clients, by their
+pseudo-labels, should agree with labeled ones. Blank: a client is sure of no image of that class."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,9 @@ class FedIRM:
     persistent_optimizer: bool = False  # the optimizer's memory stays with the client
 
     label_places = frozenset({SOME_CLIENTS})
-    leaves = (
-        "The weights after training. Labeled sites also send their relation matrix, unless its weight is 0: the mean "
-        "output for each class, which tells what classes a site has and how its model confuses them. A curious server "
-        "can learn about training images from weights. The server needs only averages over sites."
-    )
+    leaves = f"The weights after training. {RELATIONS} {SUMS_DO}"
     plots = (ClassMatrix("Relations among classes", MATCHED, "relation"),)
-
-    def cautions(self, experiment: Any) -> Iterable[str]:
-        return all_warmup(experiment, self.warmup)
+    cautions = all_warmup
 
     def init(self, fed: Federation) -> State:
         return State(fed.server.weights())

@@ -16,10 +16,8 @@ lower for three rounds; the server measures it, keeps the schedule and sends the
 the local network's own label wins.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
@@ -30,25 +28,13 @@ from fewlabel.core.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federat
 from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
 from fewlabel.core.tasks import on_client, on_server
 from fewlabel.core.tree import Tree
-from fewlabel.learn.decomposed import (
-    LEAVES,
-    WEIGHTS_OF_PARTS,
-    Decomposed,
-    average,
-    floats,
-    frozen,
-    one_rate,
-    shares,
-    summed,
-    together,
-    traffic,
-    zeros,
-)
+from fewlabel.learn import decomposed
+from fewlabel.learn.decomposed import Decomposed, Update, floats, frozen, summed, together
 from fewlabel.learn.loop import paired
 from fewlabel.learn.losses import fixmatch, inter_client
 from fewlabel.learn.optim import Local
-from fewlabel.learn.plateau import Rate, Score, fallen, score
-from fewlabel.learn.sparse import Packed, pack, placed, trimmed, unpack
+from fewlabel.learn.plateau import Rate, Score, score, score_on_validation, updated
+from fewlabel.learn.sparse import Packed, pack, trimmed, unpack
 from fewlabel.learn.thresholds import agreed, confident
 
 Trees = list[Tree]
@@ -82,21 +68,6 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Update:
-    sigma: Packed | None = None  # where labels moved it
-    psi: Packed | None = None  # where unlabeled images did
-
-    def check(self, network: Tree) -> None:
-        for part, whole in ((self.sigma, floats(network)), (self.psi, tree.parameters(network))):
-            if part:
-                placed(part, whole)
-
-    def moved(self, labeled: int, unlabeled: int) -> "Update":
-        """By so many images; where nobody else moves sigma, that of a client without labels would be the average."""
-        return Update(self.sigma if labeled else None, self.psi if unlabeled else None)
-
-
-@dataclass(frozen=True)
 class FedMatch:
     """Sigma learns from labels and psi from unlabeled images, with help of the most reliable clients' psi."""
 
@@ -120,11 +91,9 @@ class FedMatch:
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
     needs_each_model = True  # to score it
-    leaves = LEAVES + "each psi that helps is sent to all clients. The server scores each model by itself."
-    plots = WEIGHTS_OF_PARTS
-
-    def cautions(self, experiment: Any) -> Iterable[str]:
-        return one_rate(experiment, self.local)
+    leaves = decomposed.LEAVES + "each psi that helps is sent to all clients. The server scores each model by itself."
+    plots = decomposed.WEIGHTS_OF_PARTS
+    cautions = decomposed.one_rate
 
     def init(self, fed: Federation) -> State:
         if fed.server.validation is None:
@@ -152,8 +121,11 @@ class FedMatch:
         sigmas = {who: update.sigma for who, update in sent.items() if update.sigma}
         psis = {who: update.psi for who, update in sent.items() if update.psi}
         by_sigma, by_psi = (self.weights([scores[who] for who in moved]) for moved in (sigmas, psis))
-        fed.log(**traffic(sigmas, psis, state.psi, len(sent)), **shares(sigma=(sigmas, by_sigma), psi=(psis, by_psi)))
-        sigma, psi = average(sigmas, state.sigma, by_sigma), average(psis, state.psi, by_psi)
+        fed.log(
+            **decomposed.traffic(sigmas, psis, state.psi, len(sent)),
+            **decomposed.shares(sigma=(sigmas, by_sigma), psi=(psis, by_psi)),
+        )
+        sigma, psi = decomposed.average(sigmas, state.sigma, by_sigma), decomposed.average(psis, state.psi, by_psi)
         return State(sigma, psi, self.choose(state, psis, scores), self.rates(state, scores))
 
     def weights(self, scores: list[Score]) -> list[float]:
@@ -180,12 +152,11 @@ class FedMatch:
         return state.sigma | sigma, unpack(update.psi, state.psi) if update.psi else state.psi
 
     def rates(self, state: State, scores: dict[str, Score]) -> dict[str, Rate]:
-        return fallen(state.rates, scores, self.local.lr, self.patience, self.decay)
+        return updated(state.rates, scores, self.local.lr, self.patience, self.decay)
 
     @on_server
     def score(self, site: Site[None], msg: Model) -> Score:
-        assert site.validation is not None  # init saw to it
-        return score(site.load(msg.model).eval(), site.validation)
+        return score_on_validation(site, msg.model)
 
     @on_client
     @on_server
@@ -193,7 +164,7 @@ class FedMatch:
         labeled, unlabeled = site.labeled if self.use_sigma else None, site.unlabeled if self.use_psi else None
         if labeled is None and unlabeled is None:
             return None
-        model, empty = site.load(msg.sigma), zeros(msg.sigma)
+        model, empty = site.load(msg.sigma), decomposed.zeros(msg.sigma)
         received, helpers = unpack(msg.psi, empty), [unpack(psi, empty) for psi in msg.helpers]
         net = Decomposed(model, msg.sigma, received)
         optimizers = net.optimizers(self.local, msg.lr)

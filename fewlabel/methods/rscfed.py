@@ -19,17 +19,8 @@ from itertools import groupby
 from typing import Any
 
 from fewlabel.core import tree
-from fewlabel.core.federation import (
-    EVERY_CLIENT,
-    SOME_CLIENTS,
-    ClientInfo,
-    Federation,
-    Model,
-    Reply,
-    Site,
-    all_warmup,
-    broadcast,
-)
+from fewlabel.core.described import all_warmup
+from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, ClientInfo, Federation, Model, Reply, Site, broadcast
 from fewlabel.core.plots import CLIENT_WEIGHTS
 from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
 from fewlabel.core.tasks import on_client
@@ -70,7 +61,7 @@ class RSCFed:
     plots = (CLIENT_WEIGHTS,)
 
     def cautions(self, experiment: Any) -> Iterable[str]:
-        yield from all_warmup(experiment, self.warmup)
+        yield from all_warmup(self, experiment)
         if self.sub_sampling and self.group_size > experiment.clients.count:
             yield (
                 f"{experiment.name}: its groups of method.group_size = {self.group_size} are all alike, as there are "

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fewlabel.core.federation import plots as method_plots
+from fewlabel.core.described import plots as method_plots
 from fewlabel.core.plots import ClassMatrix, PerClass, PerClient, Plot
 from fewlabel.report.results import CEILING, FLOOR, METRICS, Line, Result, Row
 from fewlabel.report.style import COLORS, GREY, WIDE, Drawing, draw, empty_plot, finish_plot, saved

@@ -119,7 +119,7 @@ def span(seconds: float) -> str:
 def known(what: str, method: str = "") -> list[dict[str, Any]]:
     """Names and what they stand for; methods also with the places where labels may be."""
     if what == "methods":
-        from fewlabel.core.federation import leaves
+        from fewlabel.core.described import leaves
         from fewlabel.experiment import ROWS
         from fewlabel.methods import ABOUT, METHODS
 

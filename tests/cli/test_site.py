@@ -186,7 +186,7 @@ def test_nobody_joins_without_consent_to_what_leaves(images: Path, fewlabel: Com
     found = fewlabel("site", "join")
     assert found.code == 2
     assert "What leaves a site that takes part in 'labels-only'." in found.err
-    assert "its weights after training" in found.err
+    assert "The weights after training" in found.err
     assert found.err.endswith("nobody is there to consent; whoever has read this types --yes\n")
     assert not (tmp_path / "site" / "resident.log").exists()
 

@@ -119,7 +119,7 @@ def test_the_card_has_the_runs_own_numbers_and_what_it_is_not_for(trained: Calla
     for words in (
         "not a medical device",
         "images like those it was trained on alone",
-        "What leaves a site: its weights",
+        "What leaves a site: The weights",
         "fedavg, 2 rounds, seed 0",
         'name = "fedavg"',
         "uint8 [N, 1, 16, 16], grey",

@@ -63,6 +63,8 @@ class Two:
             if client.id not in self.silent:
                 yield Reply(number, client, task(self.sites[client.id], message))
 
+    mean = Sites.mean
+
 
 START = State({"1.weight": torch.zeros(2, 1), "1.bias": torch.zeros(2)})
 

@@ -23,14 +23,14 @@ from fewlabel.core.tree import Tree
 from fewlabel.engine.record import read_rounds
 from fewlabel.engine.run import execute
 from fewlabel.learn import decomposed as decomposed_module
-from fewlabel.learn.decomposed import Decomposed
+from fewlabel.learn.decomposed import Decomposed, Update
 from fewlabel.learn.losses import inter_client
 from fewlabel.learn.optim import Local
 from fewlabel.learn.plateau import Rate, score
 from fewlabel.learn.sparse import Packed, pack, unpack
 from fewlabel.learn.thresholds import agreed, confident
 from fewlabel.methods import METHODS, fedmatch
-from fewlabel.methods.fedmatch import FedMatch, Helper, Message, State, Update
+from fewlabel.methods.fedmatch import FedMatch, Helper, Message, State
 from tests.hand import STEP, Sites, site, values, weights
 from tests.methods.test_conformance import Recorder
 from tests.nets import tiny
