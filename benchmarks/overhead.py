@@ -30,7 +30,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks.measure import machine, short  # noqa: E402
 from fewlabel.core import tree, wire  # noqa: E402
-from fewlabel.core.federation import EVERY_CLIENT, ClientInfo, Federation, Site, broadcast  # noqa: E402
+from fewlabel.core.federation import EVERY_CLIENT, ClientInfo, Federation, Model, Site, broadcast  # noqa: E402
 from fewlabel.core.tasks import accept, on_client, tasks  # noqa: E402
 from fewlabel.core.tree import Tree  # noqa: E402
 from fewlabel.data.datasets import Raw  # noqa: E402
@@ -46,11 +46,6 @@ MS_PER_CLIENT = 1.0  # the target
 
 
 @dataclass(frozen=True)
-class Model:
-    model: Tree
-
-
-@dataclass(frozen=True)
 class Echo:
     """FedAvg whose clients send back what they get."""
 
@@ -63,8 +58,7 @@ class Echo:
         return state.model
 
     def round(self, state: Model, fed: Federation) -> Model:
-        replies = fed.run(self.echo, broadcast(fed.sample(), state))
-        return Model(tree.mean(((1, reply.upload.model) for reply in replies), default=state.model))
+        return Model(fed.mean(self.echo, broadcast(fed.sample(), state), state.model, weight=lambda _: 1).model)
 
     @on_client
     def echo(self, site: Site[None], msg: Model) -> Model:

@@ -5,34 +5,17 @@ from dataclasses import dataclass
 
 import torch
 
-from fewlabel.core import tree
-from fewlabel.core.federation import SOME_CLIENTS, Federation, Model, Site, broadcast
+from fewlabel.core.federation import Federation, Model, Site, broadcast
 from fewlabel.core.tasks import on_client
-from fewlabel.core.tree import Tree
 from fewlabel.learn.optim import Local
+from tests.toys import Echo
 
 
 @dataclass(frozen=True)
-class Whole:
+class Whole(Echo):
     """What the bad ones share: nobody trains, everybody sends the model back."""
 
     local: Local = Local()  # the settings of small runs
-
-    label_places = frozenset({SOME_CLIENTS})
-
-    def init(self, fed: Federation) -> Model:
-        return Model(tree.of(fed.server.model))
-
-    def model(self, state: Model) -> Tree:
-        return state.model
-
-    def round(self, state: Model, fed: Federation) -> Model:
-        replies = fed.run(self.local_update, broadcast(fed.clients, state))
-        return Model(tree.mean((1, reply.upload.model) for reply in replies))
-
-    @on_client
-    def local_update(self, site: Site[None], msg: Model) -> Model:
-        return msg
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,22 @@
 
 Each round draws two overlapping groups of clients, as RSCFed does, so some clients work twice. Whoever has labels
 trains on them. Whoever has unlabeled images keeps a mean teacher, which labels those it is sure of; the student trains
-on them, and the teacher follows the student. What leaves a site: the student's weights and the age of its teacher.
+on them, and the teacher follows the student.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from fewlabel.core import tree
-from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Model, Site
+from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Model, Site, Weights
 from fewlabel.core.schema import Share
 from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn.loop import fit
 from fewlabel.learn.optim import SGD, Local
+from tests.toys import Still
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Memory:
 
 @dataclass(frozen=True)
 class Update:
-    model: Tree
+    model: Weights
     age: int
 
 
 @dataclass(frozen=True)
-class Keeper:
+class Keeper(Still):
     """A mean teacher at every client that has unlabeled images."""
 
     confidence: Share = 0.11  # what a pseudo-label must exceed; low, because tests train for a few rounds only
@@ -41,25 +41,15 @@ class Keeper:
     local: Local = Local(epochs=1, batch_size=32, lr=0.1)
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT})
-
-    def init(self, fed: Federation) -> Model:
-        return Model(fed.server.weights())
-
-    def model(self, state: Model) -> Tree:
-        return state.model
+    leaves = "The student's weights and the age of its teacher."
 
     def round(self, state: Model, fed: Federation) -> Model:
-        half, ages = len(fed.clients) // 2 + 1, [0]
+        half = len(fed.clients) // 2 + 1
         jobs = [(client, state) for group in ("first", "second") for client in fed.sample(half, name=group)]
-
-        def weighted() -> Iterator[tuple[float, Tree]]:
-            for reply in fed.run(self.local_update, jobs):
-                ages.append(reply.upload.age)
-                yield reply.client.size, reply.upload.model
-
-        model = tree.mean(weighted(), default=state.model)
-        fed.log(age=sum(ages), moved=tree.norm(tree.sub(model, state.model)))
-        return Model(model)
+        found = fed.mean(self.local_update, jobs, state.model)
+        ages = sum(reply.upload.age for reply in found.replies)
+        fed.log(age=ages, moved=tree.norm(tree.sub(found.model, state.model)))
+        return Model(found.model)
 
     @on_client
     def local_update(self, site: Site[Memory], msg: Model) -> Update:

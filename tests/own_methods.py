@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from fewlabel.core import tree
-from fewlabel.core.federation import SERVER, SOME_CLIENTS, Federation, Model, Site
+from fewlabel.core.federation import SERVER, Model, Site
 from fewlabel.core.schema import Positive
 from fewlabel.core.tasks import on_client
-from fewlabel.core.tree import Tree
+from tests.toys import Still
 
 
 @dataclass(frozen=True)
@@ -16,23 +15,12 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Idle:
+class Idle(Still):
     """Keeps the model as it is. Its settings have a None inside, whose default here is another than in its class."""
 
     steps: Steps = Steps(lr=0.2, lr_unlabeled=0.05)
     warmup: int | None = None
     thresholds: tuple[float, ...] = (0.5, 0.9)
-
-    label_places = frozenset({SOME_CLIENTS})
-
-    def init(self, fed: Federation) -> Model:
-        return Model(tree.of(fed.server.model))
-
-    def round(self, state: Model, fed: Federation) -> Model:
-        return state
-
-    def model(self, state: Model) -> Tree:
-        return state.model
 
     @on_client
     def local_update(self, site: Site[None], msg: Model) -> Model | None:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fewlabel.core import tree
-from fewlabel.core.federation import SOME_CLIENTS, Federation, Model, Site
+from fewlabel.core.federation import Model, Site
 from fewlabel.core.tasks import on_client
-from fewlabel.core.tree import Tree
 from fewlabel.learn.optim import Local
 from tests.keeper import Keeper, Memory, Update
+from tests.toys import Still
 
 
 @dataclass(frozen=True)
@@ -37,21 +36,10 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Probe:
+class Probe(Still):
     """Does as it is told."""
 
     local: Local = Local()  # unused, but every small run sets it
-
-    label_places = frozenset({SOME_CLIENTS})
-
-    def init(self, fed: Federation) -> Model:
-        return Model(tree.of(fed.server.model))
-
-    def model(self, state: Model) -> Tree:
-        return state.model
-
-    def round(self, state: Model, fed: Federation) -> Model:
-        return state
 
     @on_client
     def obey(self, site: Site[Done], order: Order) -> Done:

@@ -44,7 +44,7 @@ class Rate:
     worse: int = 0  # rounds since then
 
     def after(self, loss: float, patience: int, factor: float) -> "Rate":
-        """Return the rate after a round with this validation loss: lower once `patience` rounds in a row were no better."""
+        """Return the rate after a round with this validation loss: lower if `patience` rounds were no better."""
         if loss < (math.inf if self.best is None else self.best):
             return Rate(self.lr, loss)
         if self.worse + 1 < patience:

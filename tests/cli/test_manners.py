@@ -12,7 +12,6 @@ from fewlabel.core import tree, wire
 from fewlabel.core.errors import FewLabelError
 from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Model, Site, broadcast
 from fewlabel.core.tasks import on_client, on_server
-from fewlabel.core.tree import Tree
 from fewlabel.engine.run import Interrupted, execute, prepare
 from fewlabel.engine.serial import Serial
 from fewlabel.engine.world import World
@@ -20,26 +19,17 @@ from fewlabel.experiment import Checkpoint as Every
 from fewlabel.experiment import Clients, Data, Experiment, Net
 from fewlabel.learn.loop import fit
 from fewlabel.learn.optim import SGD, Local
+from tests.toys import Echo
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(Echo):
     """What the others share: a model that each client moves a little."""
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT})
 
-    def init(self, fed: Federation) -> Model:
-        return Model(fed.server.weights())
-
-    def model(self, state: Model) -> Tree:
-        return state.model
-
-    def round(self, state: Model, fed: Federation) -> Model:
-        replies = fed.run(self.update, broadcast(fed.clients, state))
-        return Model(tree.mean(((1, reply.upload.model) for reply in replies), default=state.model))
-
     @on_client
-    def update(self, site: Site[None], msg: Model) -> Model | None:
+    def local_update(self, site: Site[None], msg: Model) -> Model | None:
         return Model(tree.scale(msg.model, 0.5))
 
 
@@ -66,7 +56,7 @@ class DrawsAtServer(Plain):
 @dataclass(frozen=True)
 class DrawsAtClients(Plain):
     @on_client
-    def update(self, site: Site[None], msg: Model) -> Model | None:
+    def local_update(self, site: Site[None], msg: Model) -> Model | None:
         return Model(tree.scale(msg.model, float(torch.rand(())) + np.random.rand()))
 
 
@@ -77,7 +67,7 @@ class LeavesThingsBehind(Plain):
     local: Local = Local(batch_size=32, clip=0.01)
 
     @on_client
-    def update(self, site: Site[None], msg: Model) -> Model | None:
+    def local_update(self, site: Site[None], msg: Model) -> Model | None:
         model = site.load(msg.model)
         if site.info.id % 2:
             model[0].requires_grad_(False)
@@ -106,10 +96,14 @@ class ChangesItsMessage(Plain):
     """Sends one message object twice, with other numbers."""
 
     def round(self, state: Model, fed: Federation) -> Model:
-        first = tree.mean((1, reply.upload.model) for reply in fed.run(self.update, broadcast(fed.clients, state)))
+        first = tree.mean(
+            (1, reply.upload.model) for reply in fed.run(self.local_update, broadcast(fed.clients, state))
+        )
         for value in tree.parameters(state.model).values():
             value.add_(1)
-        second = tree.mean((1, reply.upload.model) for reply in fed.run(self.update, broadcast(fed.clients, state)))
+        second = tree.mean(
+            (1, reply.upload.model) for reply in fed.run(self.local_update, broadcast(fed.clients, state))
+        )
         assert tree.norm(tree.sub(first, second)) > 0
         return Model(second)
 
@@ -117,7 +111,7 @@ class ChangesItsMessage(Plain):
 @dataclass(frozen=True)
 class ForgetsToReturn(Plain):
     @on_client
-    def update(self, site: Site[None], msg: Model) -> Model:  # type: ignore[return]
+    def local_update(self, site: Site[None], msg: Model) -> Model:  # type: ignore[return]
         site.load(msg.model)
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fewlabel.core import tree, wire
 from fewlabel.core.errors import BadInput
 from fewlabel.core.federation import (
-    SOME_CLIENTS,
     ClientError,
     ClientInfo,
     Federation,
@@ -34,6 +33,7 @@ from fewlabel.engine.serial import Serial
 from fewlabel.engine.worker import EVALUATION_BATCH
 from fewlabel.methods.fedavg import FedAvg, Message
 from tests.nets import tiny
+from tests.toys import Still
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,10 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Whole:
+class Whole(Still):
     """A method with a task of every sort."""
 
     rate: float = 0.1
-    label_places = frozenset({SOME_CLIENTS})
-
-    def init(self, fed: Federation) -> Model:
-        return Model(tree.of(fed.server.model))
-
-    def round(self, state: Model, fed: Federation) -> Model:
-        return state
-
-    def model(self, state: Model) -> Tree:
-        return state.model
 
     @on_client
     def train(self, site: Site[Memory], msg: Model) -> Model | None:
@@ -172,7 +162,7 @@ def round_of_list(self, state: Model, fed: Federation) -> list[int]: ...
         (make_dataclass("Needy", [("mu", float, field(kw_only=True))], bases=(Whole,), frozen=True),
          "method Needy must have a default for mu"),
         (make_dataclass("Lazy", [], frozen=True, namespace={
-            n: vars(Whole)[n] for n in ("label_places", "init", "round", "model")}),
+            n: vars(Still)[n] for n in ("label_places", "init", "round", "model")}),
          "method Lazy has no task marked @on_client or @on_server"),
         (method_with(round=unannotated_round), r"method Odd must say in an annotation what Odd\.round returns"),
         (method_with(round=round_of_list), r"what Odd\.round returns cannot be sent or stored: list: list"),

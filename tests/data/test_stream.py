@@ -189,7 +189,7 @@ def test_sites_learn_the_wrong_labels_and_the_audit_knows_better(run_dir):
     assert len(wrong) == round(0.5 * total)
     hidden = torch.from_numpy(world.partition.shares[1].unlabeled)
     assert not set(hidden.tolist()) & wrong.keys()
-    assert torch.equal(world.told[hidden], truth[hidden])
+    assert torch.equal(world.known_labels[hidden], truth[hidden])
 
 
 def test_labels_validate_where_no_split_is_published(run_dir):

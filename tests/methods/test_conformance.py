@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fewlabel.core import wire
+from fewlabel.core.described import leaves, needs_each_model
 from fewlabel.core.errors import BadInput
 from fewlabel.core.federation import LabelPlace, train
 from fewlabel.core.tasks import state_kind, tasks
@@ -222,6 +223,31 @@ class Recorder(Serial):
         if job.kind == "client":
             self.sent.append((job, message, self.tickets.outcomes[ticket].payload))
         return ticket
+
+
+class Watched(Server):
+    """Remembers whether models came one by one, and not through `mean`."""
+
+    averaging = one_by_one = False
+
+    def mean(self, *args, **more):
+        self.averaging = True
+        found = super().mean(*args, **more)
+        self.averaging = False
+        return found
+
+    def run(self, task, jobs):
+        self.one_by_one |= not self.averaging
+        return super().run(task, jobs)
+
+
+@pytest.mark.parametrize(("method", "setting"), CASES)
+def test_a_method_that_takes_models_one_by_one_says_so(method, setting, undisturbed):
+    fed = Watched(undisturbed(method, setting), Serial())
+    fed.round, method = fed.rounds, fed.method  # after any warm-up; the method as the experiment has it
+    method.round(method.init(fed), fed)
+    assert fed.one_by_one <= needs_each_model(method)
+    assert leaves(method)
 
 
 @pytest.mark.parametrize(("method", "setting"), CASES)
