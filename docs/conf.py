@@ -1,4 +1,4 @@
-"""The manual: `make docs` builds it, without a network, and takes every warning for an error."""
+"""Settings of the manual. `make docs` builds it without a network; every warning is an error."""
 
 import re
 import sys
@@ -35,7 +35,7 @@ def setup(app):
 
 
 def shorter(app, what, name, obj, options, signature, returned):
-    """Types without their ranges, and defaults of settings that have settings without those: they are listed."""
+    """Shorten a signature: types without their ranges, and nested settings without their defaults."""
     if signature is None:
         return None
     plain = re.sub(r"(?:~typing\.)?Annotated\[(\w+), [~.\w]*Range\([^()]*\)\]", r"\1", signature)
@@ -43,7 +43,7 @@ def shorter(app, what, name, obj, options, signature, returned):
 
 
 def inline(writer, node):
-    """Browsers draw MathML themselves, so that formulas need neither a script nor a font from elsewhere."""
+    """Write a formula as MathML. Browsers draw it themselves, so no script or font is loaded."""
     from docutils.nodes import SkipNode
 
     writer.body.append(convert(node.astext()))
@@ -59,7 +59,7 @@ def displayed(writer, node):
 
 
 def read(app, name, source):
-    """Generated parts come in, and what a link to the source tree leads to is named: it is no page of the manual."""
+    """Put the generated parts into a page. Links to files outside the manual become plain text."""
     here = (HERE / name).parent
 
     def named(link):

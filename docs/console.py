@@ -1,7 +1,8 @@
-"""Runs the commands that pages of the manual show, and writes down what they print: python docs/console.py PAGE.md ...
+"""Bring what pages of the manual show up to date: `python docs/console.py PAGE.md ...`
 
-A page shows a file in a block whose first line is a comment with its name, and commands with what they print in blocks
-of the kind `console`. All run in one new directory, in the order of the page.
+A block of the kind `console` shows commands and what they print. A block whose first line is a comment with a file's
+name is that file. A block below `<!-- file: PATH -->` is a copy of a file in the repository. All commands of a page run
+in one new directory, in the order of the page.
 """
 
 import io
@@ -17,28 +18,33 @@ from pathlib import Path
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.M)
 FILE = re.compile(r"# (\S+\.(?:toml|py|csv))\n")
-INCLUDED = re.compile(r"^```\{literalinclude\} (\S+)$", re.M)
+COPY = re.compile(r"(^<!-- file: (\S+) -->\n```\w+\n).*?(^```$)", re.M | re.S)
 
 
 def shown(page: str) -> Iterator[tuple[str, str]]:
-    """The commands of a page, each with what it is said to print."""
+    """Yield the commands of a page, each with the output that the page shows."""
     for kind, text in BLOCK.findall(page):
         if kind == "console":
             yield from COMMAND.findall(text)
 
 
 def write_files(path: Path) -> None:
-    """The files that a page shows or includes, into this directory."""
+    """Write the files that a page shows into this directory."""
     page = path.read_text()
     for _, text in BLOCK.findall(page):
         if name := FILE.match(text):
             Path(name[1]).write_text(text)
-    for name in INCLUDED.findall(page):
+    for _, name, _ in COPY.findall(page):
         Path(Path(name).name).write_text((path.parent / name).read_text())
 
 
+def with_copies(path: Path) -> str:
+    """Return a page with the files that it copies as they are today."""
+    return COPY.sub(lambda found: found[1] + (path.parent / found[2]).read_text() + found[3], path.read_text())
+
+
 def printed(line: str) -> str:
-    """What a command of FewLabel prints on stdout, without spaces at the ends of lines."""
+    """Return what a command of FewLabel prints on stdout, without spaces at the ends of lines."""
     from fewlabel.cli.main import main
 
     name, *arguments = shlex.split(line)
@@ -50,7 +56,7 @@ def printed(line: str) -> str:
 
 
 def refreshed(page: str) -> str:
-    """A page with what its commands print today."""
+    """Return a page with what its commands print today."""
 
     def command(found: re.Match[str]) -> str:
         return f"$ {found[1]}\n{printed(found[1])}"
@@ -66,4 +72,4 @@ if __name__ == "__main__":
     for path in [Path(name).resolve() for name in sys.argv[1:]]:
         with tempfile.TemporaryDirectory() as folder, chdir(folder):
             write_files(path)
-            path.write_text(refreshed(path.read_text()))
+            path.write_text(refreshed(with_copies(path)))

@@ -1,6 +1,6 @@
-"""The parts of the manual that the code writes: a page names one as `<!-- generated: settings rscfed -->`.
+"""Make the parts of the manual that come from the code. A page asks for one by `<!-- generated: settings rscfed -->`.
 
-A line in *(brackets)* below that is for those who read the page's source, and goes.
+A line in *(brackets)* below it is for people who read the page on GitHub. The manual leaves it out.
 """
 
 import inspect
@@ -24,13 +24,13 @@ from fewlabel.report import terminal
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """In Markdown; a bar in a cell would begin another."""
+    """Return a table in Markdown. A bar inside a cell is escaped, because it would begin another cell."""
     lines = [list(head), ["---" for _ in head], *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def settings(method: str = "") -> str:
-    """What `fewlabel list settings METHOD` says."""
+    """Return what `fewlabel list settings METHOD` prints."""
     rows = [row for row in terminal.settings_of(method) if not (method and row["name"] == "method.name")]
     told = (
         [f"`{row['name']}`", f"`{row['default']}`", "; ".join(filter(None, [row["about"], row["allowed"]]))]
@@ -40,12 +40,12 @@ def settings(method: str = "") -> str:
 
 
 def names(what: str) -> str:
-    """What `fewlabel list WHAT` says."""
+    """Return what `fewlabel list WHAT` prints."""
     return table(["name", "what it is"], ([f"`{row['name']}`", row["about"]] for row in terminal.known(what)))
 
 
 def methods() -> str:
-    """All methods, and where labels may be for each."""
+    """Return all methods, and where labels may be for each."""
     rows = terminal.known("methods")
     return table(
         ["name", "what it is", "labels at"],
@@ -54,7 +54,7 @@ def methods() -> str:
 
 
 def leaves(method: str) -> str:
-    """What leaves a site in words, and by the annotations of the tasks: all that can cross."""
+    """Return what leaves a site: in the method's words, and by the annotations of its tasks."""
     found, chosen = tasks(type(METHODS[method])), described.leaves(METHODS[method])
     rows = (
         [f"`{task.name}`", contents(task.message), contents(task.upload), contents(task.state)]
@@ -67,27 +67,28 @@ def leaves(method: str) -> str:
 
 
 def contents(kind: object) -> str:
-    """The fields of a message's type."""
+    """Return the fields of a message's type."""
     parts = [part for part in get_args(kind) or (kind,) if is_dataclass(part)]
     return ", ".join(f"`{f.name}`" for part in parts for f in fields(part)) or "nothing"
 
 
 def paragraphs(method: str) -> list[str]:
-    """A method's file about itself, without its title and what leaves a site."""
-    doc = inspect.cleandoc(sys.modules[type(METHODS[method]).__module__].__doc__ or "")
-    return doc.partition("What leaves a site: ")[0].strip().split("\n\n")[1:]
+    """Return the paragraphs of a method's docstring, without its title."""
+    return inspect.cleandoc(sys.modules[type(METHODS[method]).__module__].__doc__ or "").split("\n\n")[1:]
 
 
 def idea(method: str) -> str:
+    """Return the first paragraph: how the method works."""
     return paragraphs(method)[0]
 
 
-def departs(method: str) -> str:
+def differs(method: str) -> str:
+    """Return the other paragraphs: where our version differs from the paper."""
     return "\n\n".join(paragraphs(method)[1:])
 
 
 def cli() -> str:
-    """Every command with its options."""
+    """Return every command with its options."""
     return "\n\n".join(command(typer.main.get_command(app), "fewlabel"))
 
 
@@ -120,7 +121,7 @@ AUTHORS = ("core.federation.Model", "core.federation.Reply", "core.images.Labele
 
 
 def python() -> str:
-    """The public names, and what methods are written with, by autodoc."""
+    """Return the public names, and what methods are written with, for autodoc."""
     kinds = {True: "autoclass", False: "autofunction"}
     public = {name: getattr(fewlabel, name) for name in sorted(fewlabel.__all__, key=str.lower)}
     shown = {name: kinds[inspect.isclass(value)] for name, value in public.items() if callable(value)}
@@ -137,10 +138,10 @@ def rst(parts: Iterable[str]) -> str:
     return "```{eval-rst}\n" + "\n".join(parts) + "```"
 
 
-PARTS = {part.__name__: part for part in (settings, names, methods, leaves, idea, departs, cli, python)}
+PARTS = {part.__name__: part for part in (settings, names, methods, leaves, idea, differs, cli, python)}
 
 
 def expand(page: str) -> str:
-    """A page with its generated parts."""
+    """Return a page with its generated parts."""
     marks = r"<!-- generated: (\w+) ?([\w-]*) -->(?:\n\*\(.*\)\*)?"
     return re.sub(marks, lambda m: PARTS[m[1]](*filter(None, [m[2]])), page)

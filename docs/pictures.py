@@ -1,4 +1,4 @@
-"""Draws the manual's pictures: python docs/pictures.py writes docs/images/*.svg."""
+"""Draw the manual's pictures: `python docs/pictures.py` writes docs/images/*.svg."""
 
 from pathlib import Path
 
@@ -23,8 +23,8 @@ class Picture:
         self.parts.append(f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{weight}>{words}</text>')
         return self
 
-    def arrow(self, x: int, y: int, to_x: int, to_y: int, words: str = "") -> "Picture":
-        self.parts.append(f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="#333" marker-end="url(#tip)"/>')
+    def arrow(self, x: int, y: int, to_x: int, to_y: int, words: str = "", color: str = "#333") -> "Picture":
+        self.parts.append(f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="{color}" marker-end="url(#tip)"/>')
         return self.text((x + to_x) / 2, (y + to_y) / 2 - 6, words) if words else self
 
     def svg(self) -> str:
@@ -120,20 +120,20 @@ def fedmatch() -> Picture:
 
 def architecture() -> Picture:
     p = Picture(660, 440)
-    p.box(20, 20, 300, 64, "method", "what the paper says:", "round, local_update", fill=SERVER)
-    p.box(380, 20, 260, 64, "learn, tree", "losses, teachers,", "means of weights")
-    p.box(20, 114, 300, 44, "federation", "sample, run, map, log", fill=SERVER)
-    p.box(20, 188, 620, 44, "simulate", "the server's part, the same for all", fill=SERVER)
+    p.box(20, 20, 300, 64, "methods", "what the paper says:", "round, local_update", fill=SERVER)
+    p.box(380, 20, 260, 64, "learn, core.tree", "losses, teachers,", "arithmetic on weights")
+    p.box(20, 114, 300, 44, "core.federation", "sample, mean, run, map, log", fill=SERVER)
+    p.box(20, 188, 620, 44, "engine.rounds", "the server's part, the same for all", fill=SERVER)
     p.arrow(320, 52, 380, 52).arrow(170, 84, 170, 114).arrow(170, 158, 170, 188)
-    p.box(20, 262, 190, 64, "pool", "on this machine: one", "process, or many")
-    p.box(235, 262, 190, 64, "cluster", "Flower's engine on Ray:", "--backend flower-ray")
-    p.box(450, 262, 190, 64, "fleet", "sites on other machines,", "over Flower")
+    p.box(20, 262, 190, 64, "engine.local", "this machine: one", "process, or many")
+    p.box(235, 262, 190, 64, "engine.ray", "Flower's engine on Ray:", "--backend flower-ray")
+    p.box(450, 262, 190, 64, "deploy.nodes", "sites on other machines,", "over Flower")
     p.arrow(115, 232, 115, 262).arrow(330, 232, 330, 262).arrow(545, 232, 545, 262)
     words = "images, scratch network,", "private state, random numbers"
     p.box(190, 366, 280, 60, "site", *words, fill=UNLABELED)
-    p.box(510, 374, 130, 44, "data, models", "views, networks")
+    p.box(510, 374, 130, 44, "data, networks", "views, layers")
     p.arrow(150, 326, 220, 366).arrow(330, 326, 330, 366).arrow(510, 326, 440, 366).arrow(470, 396, 510, 396)
-    return p.text(96, 354, "by the wire alone")
+    return p.text(96, 354, "through the wire only")
 
 
 PICTURES = (rscfed, fedirm, cbafed, isofed, fedmatch, architecture)

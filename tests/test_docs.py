@@ -1,4 +1,4 @@
-"""What the manual shows is what happens, its pictures are drawn as they are, and it builds without a warning."""
+"""The manual shows what really happens, its pictures and file lists are up to date, and it builds without a warning."""
 
 import re
 import subprocess
@@ -6,19 +6,22 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
 import console  # noqa: E402
 import generated  # noqa: E402
+import imports  # noqa: E402
 import pictures  # noqa: E402
 
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)
 
 
 def words(text: str) -> set[str]:
-    """Without numbers and marks that follow from them, which are another machine's, as is where columns are broken."""
+    """Return the words of an output. Numbers, and where columns are broken, differ between machines."""
     return set(re.findall(r"[^\W\d_]+", re.sub(r"[¹²]", "", text)))
 
 
@@ -35,6 +38,21 @@ def test_commands_print_what_a_page_says(name, tmp_path, monkeypatch):
     assert commands
     for command, told in commands:
         assert words(console.printed(command)) == words(told), command
+
+
+def test_the_second_method_of_the_page_on_own_methods_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    console.write_files(DOCS / "own-method.md")
+    settings = "--set rounds=2 --set data.image_size=16 --set clients.count=3 --workers 1"
+    printed = console.printed(f"fewlabel run --method halving:Halving --set labels.at=every-client {settings}")
+    assert "pseudo-labels: coverage" in printed
+    (line, *_) = next(Path("runs").glob("*/rounds.jsonl")).read_text().splitlines()
+    assert '"validation_loss"' in line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_copies_of_files_are_up_to_date(page):
+    assert console.with_copies(page) == page.read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -59,7 +77,7 @@ def test_each_generated_part_is_the_one_that_was_asked_for():
     (isofed,) = (line for line in generated.methods().splitlines() if line.startswith("| `isofed` |"))
     assert isofed.endswith("| some-clients |")
     assert generated.idea("isofed").startswith("A round has two phases.")
-    assert generated.departs("isofed").startswith("No code of the authors can be had.")
+    assert generated.differs("isofed").startswith("No code of the authors can be had.")
     assert ".. autoclass:: fewlabel.Result\n   :members:\n" in generated.python()
     assert ".. autofunction:: fewlabel.run\n\n" in generated.python()
     assert ".. autoclass:: fewlabel.core.images.Unlabeled\n   :members:\n" in generated.python()
@@ -75,6 +93,44 @@ def test_what_leaves_a_site_is_read_from_annotations():
 @pytest.mark.parametrize("draw", pictures.PICTURES, ids=lambda draw: draw.__name__)
 def test_pictures_are_as_drawn(draw):
     assert (DOCS / "images" / f"{draw.__name__}.svg").read_text() == draw().svg()
+
+
+def test_the_diagram_of_imports_and_the_list_of_files_are_up_to_date():
+    """If not: python docs/imports.py."""
+    assert imports.diagram().svg() == imports.DIAGRAM.read_text()
+    assert imports.page() == imports.PAGE.read_text()
+
+
+def test_arrows_that_follow_from_others_are_left_out():
+    assert imports.arrows({("a", "b"), ("b", "c"), ("a", "c"), ("d", "c")}) == {("a", "b"), ("b", "c"), ("d", "c")}
+
+
+def test_imports_are_folded_by_folder_wherever_they_stand(tmp_path, monkeypatch):
+    monkeypatch.setattr(imports, "PACKAGE", tmp_path / "fewlabel")
+    for name, text in {
+        "__init__.py": "from fewlabel.core import tree",
+        "api.py": "def late():\n    import fewlabel.engine.run",
+        "core/tree.py": "import torch\nfrom . import rng",
+        "engine/run.py": "from fewlabel import experiment\nfrom fewlabel.core import tree\nfrom ..data.raw import Raw",
+    }.items():
+        path = tmp_path / "fewlabel" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    expected = {("api", "engine"), ("engine", "experiment"), ("engine", "core"), ("engine", "data")}
+    assert imports.edges() == expected
+
+
+@pytest.mark.parametrize("page", [DOCS / "architecture.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"])
+def test_files_that_a_page_tells_to_touch_exist(page):
+    named = re.findall(r"`((?:fewlabel|tests|docs)/[\w./-]*)`", page.read_text())
+    assert named
+    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
+
+
+def test_the_citation_is_valid_and_of_the_version_in_the_changelog():
+    found = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= found.keys()
+    assert (ROOT / "CHANGELOG.md").read_text().split("## ")[1].startswith(f"{found['version']} ")
 
 
 @pytest.mark.slow

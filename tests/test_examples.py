@@ -20,8 +20,8 @@ from agree import Agree  # noqa: E402
 (SETTING,) = Agree.label_places
 
 
-def test_the_example_is_a_whole_method_in_under_40_lines():
-    assert len([line for line in (EXAMPLES / "agree.py").read_text().splitlines() if line]) < 40
+def test_the_example_is_a_whole_method_in_at_most_40_lines():
+    assert len([line for line in (EXAMPLES / "agree.py").read_text().splitlines() if line]) <= 40
 
 
 def test_the_example_passes_what_every_method_must(undisturbed, pool, tmp_path, monkeypatch):  # noqa: F811
