@@ -111,6 +111,27 @@ class Views:
 
 
 @dataclass(frozen=True)
+class Train:
+    """The recipe: how models are trained, whatever the method. The defaults are the papers', who have none of it."""
+
+    schedule: Literal["constant", "cosine"] = "constant"  # how the learning rate changes over the rounds of the run
+    average: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # decay of the mean over rounds that is shipped; 0
+    #   ships the last round's model
+    balance: Literal["none", "logit-adjusted"] = "none"  # logit-adjusted: rare classes of a site's labels count more
+    warmup: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # share of the rounds without unlabeled images, for
+    #   methods that have no warm-up of their own
+
+
+RECIPES = {"printed": Train(), "fewlabel": Train("cosine", 0.8, "logit-adjusted", 0.25)}
+
+
+def recipe_named(name: str) -> Train:
+    if name not in RECIPES:
+        raise BadInput(unknown("recipe", name, RECIPES))
+    return RECIPES[name]
+
+
+@dataclass(frozen=True)
 class Evaluate:
     every: Count = 1  # rounds between two measurements of the model
     local: bool = False  # also measure the clients' own models on the test set, if the method shows them
@@ -205,6 +226,7 @@ class Experiment:
     clients: Clients = Clients()
     labels: Labels = Labels()
     stream: Stream | None = None  # by default all images are there from the beginning
+    train: Train | None = None  # the recipe; where none is given, as printed in the papers
     views: Views = Views()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
@@ -230,6 +252,8 @@ class Experiment:
             given, default = getattr(self, part.name), part.default
             if isinstance(given, str) and isinstance(default, Data | Net):  # data="digits" is data=Data(name="digits")
                 object.__setattr__(self, part.name, replace(default, name=given))
+        if isinstance(self.train, str):  # train="fewlabel"
+            object.__setattr__(self, "train", recipe_named(self.train))
         schema.check(self)
         for table, key in PATHS:  # absolute, or a run could be resumed only from where it was begun
             if (path := getattr(getattr(self, table), key)) is not None:
@@ -262,6 +286,18 @@ class Experiment:
             raise BadInput(f"labels.ids must be different clients from 0 to {count - 1}, found {list(ids)}")
         if self.clients.min_replies > (self.clients.per_round or self.clients.count):
             raise BadInput("clients.min_replies is more than the clients that take part in a round; lower it")
+
+    @property
+    def recipe(self) -> Train:
+        """How models are trained, whatever the method."""
+        return self.train or RECIPES["printed"]
+
+    @property
+    def warmup_rounds(self) -> int:
+        """The rounds at the start in which nobody has unlabeled images; none if the method has a warm-up of its own."""
+        from fewlabel.core.described import own_warmup
+
+        return 0 if own_warmup(self.method) else round(self.recipe.warmup * self.rounds)
 
     @property
     def cautions(self) -> list[str]:
@@ -311,6 +347,9 @@ def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
             raise BadInput(f"--set takes a.b=c, found '{change}'")
         key = key.strip()
         schema.assign(data, f"{key}.name" if key in NAMED else key, schema.parse(value.strip()))
+    if (recipe := data.pop("recipe", None)) is not None:  # which `train` may change in part
+        given = data.get("train", {})
+        data["train"] = overlay(schema.plain(recipe_named(str(recipe))), given) if isinstance(given, Mapping) else given
     method = data.get("method", {})
     name = str(method.get("name", "fedavg") if isinstance(method, dict) else method)
     data.setdefault("name", name)

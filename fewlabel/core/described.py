@@ -19,6 +19,11 @@ def cautions(method: Any, experiment: Any) -> list[str]:
     return list(method.cautions(experiment)) if hasattr(method, "cautions") else []
 
 
+def own_warmup(method: Any) -> int:
+    """The rounds of a method's own warm-up: its setting `warmup`, if it has one."""
+    return int(getattr(method, "warmup", 0) or 0)
+
+
 def all_warmup(method: Any, experiment: Any) -> Iterator[str]:
     """Caution about an experiment that ends with its warm-up: `cautions` of a method that has a `warmup`."""
     if method.warmup >= experiment.rounds:

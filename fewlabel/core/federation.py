@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, get_typ
 import torch
 from torch import Tensor, nn
 
-from fewlabel.core import tree, wire
+from fewlabel.core import schedule, tree, wire
 from fewlabel.core.errors import RunFailed
 from fewlabel.core.images import Labeled, Tally, Unlabeled
 from fewlabel.core.plots import Plot
@@ -96,9 +96,11 @@ class Site(Generic[C]):
         watched: bool = False,
         tally: Tally | None = None,
         device: torch.device = wire.CPU,
+        warmup: int = 0,
     ) -> None:
         self.info = info
         self.round, self.rounds, self.num_classes = round, rounds, num_classes
+        self.warmup = warmup  # rounds of the recipe's warm-up, in which nobody has unlabeled images
         self.labeled, self.unlabeled, self.validation = labeled, unlabeled, validation
         self.model = model  # scratch: whatever it holds is another client's leftover until `load`
         self.device = device  # where the network is, the images, and what messages hold
@@ -189,6 +191,11 @@ class Federation(Protocol):
     round: int  # 1, 2, …; 0 while the method is being initialised
     rounds: int
     num_classes: int
+    shipped: Tree | None  # the model after the round before as it would be shipped: the recipe's mean over rounds
+
+    @property
+    def rate(self) -> float:
+        """The schedule's factor of the learning rate in this round."""
 
     @property
     def server(self) -> Site[None]:
@@ -316,7 +323,7 @@ def train(method: Method[S], fed: Federation, state: S, start: int = 1) -> Itera
     """Play the rounds: yield each round's number and the state after it."""
     for number in range(start, fed.rounds + 1):
         fed.round = number
-        with fed.rng("global").scope():
+        with fed.rng("global").scope(), schedule.during(fed.rate):
             state = method.round(state, fed)
         fed.finish_round(method.model(state))
         yield number, state

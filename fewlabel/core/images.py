@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -47,8 +48,15 @@ class Tally:
 class Unlabeled:
     """Images alone. `index` counts this site's unlabeled images from 0."""
 
-    def __init__(self, images: Source, where: Tensor, rng: torch.Generator, tally: Tally | None = None) -> None:
-        self._images, self._rng, self._tally = images, rng, tally or Tally()
+    def __init__(
+        self,
+        images: Source,
+        where: Tensor,
+        rng: torch.Generator,
+        tally: Tally | None = None,
+        balanced: int | None = None,
+    ) -> None:
+        self._images, self._rng, self._tally, self._balanced = images, rng, tally or Tally(), balanced
         self._where = where.to(images.device)
 
     def __len__(self) -> int:
@@ -78,7 +86,7 @@ class Unlabeled:
     def with_labels(self, index: Tensor, y: Tensor) -> "Labeled":
         """A fixed pseudo-labeled set."""
         pseudo = torch.ones_like(index, dtype=torch.bool)
-        return Labeled(self._images, self._where[index], y, self._rng, self._tally, pseudo)
+        return Labeled(self._images, self._where[index], y, self._rng, self._tally, pseudo, self._balanced)
 
 
 class Labeled:
@@ -92,8 +100,9 @@ class Labeled:
         rng: torch.Generator,
         tally: Tally | None = None,
         pseudo: Tensor | None = None,
+        balanced: int | None = None,
     ) -> None:
-        self._images, self._rng, self._tally = images, rng, tally or Tally()
+        self._images, self._rng, self._tally, self._balanced = images, rng, tally or Tally(), balanced
         self._where, self.y = where.to(images.device), y.to(images.device)
         self._pseudo = torch.zeros_like(self._where, dtype=torch.bool) if pseudo is None else pseudo
 
@@ -105,7 +114,18 @@ class Labeled:
         where, y, pseudo = (
             torch.cat(pair) for pair in ((self._where, other._where), (self.y, other.y), (self._pseudo, other._pseudo))
         )
-        return Labeled(self._images, where, y, self._rng, self._tally, pseudo)
+        return Labeled(self._images, where, y, self._rng, self._tally, pseudo, self._balanced)
+
+    @cached_property
+    def log_prior(self) -> Tensor | None:
+        """The logarithm of each class's share of these labels, one image more of each; None unless they are balanced.
+
+        A loss that adds it to the logits treats all classes alike, however rare they are here.
+        """
+        if self._balanced is None:
+            return None
+        counts = torch.bincount(self.y, minlength=self._balanced)
+        return ((counts + 1) / (len(self) + self._balanced)).log()
 
     def batches(self, view: str = "weak", size: int = 64, shuffle: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass: images and labels."""

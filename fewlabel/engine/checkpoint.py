@@ -15,7 +15,7 @@ from fewlabel.core import storage, wire
 from fewlabel.core.errors import StorageError
 from fewlabel.core.tree import Tree
 
-FORMAT = "1"
+FORMAT = "2"  # 1, of FewLabel 0.1, has no shipped model
 S = TypeVar("S")
 
 
@@ -23,6 +23,7 @@ class Saved(NamedTuple, Generic[S]):
     round: int
     state: S
     statistics: Tree | None  # BatchNorm's, where the experiment recomputes them
+    shipped: Tree | None = None  # the mean over rounds, where the recipe has one
 
 
 class Checkpoints:
@@ -30,13 +31,15 @@ class Checkpoints:
 
     def __init__(self, folder: Path, state_kind: Any, version: str) -> None:
         self.folder, self.version = folder, version
-        self.kind = make_dataclass(
-            "Checkpoint", [("round", int), ("state", state_kind), ("statistics", Tree | None)], frozen=True
-        )
+        parts = [("round", int), ("state", state_kind), ("statistics", Tree | None)]
+        self.kinds = {
+            "1": make_dataclass("Checkpoint", parts, frozen=True),
+            FORMAT: make_dataclass("Checkpoint", [*parts, ("shipped", Tree | None)], frozen=True),
+        }
 
     def pack(self, saved: Saved[Any]) -> bytes:
         """A round's state as it is now: what a method changes in place later is not part of it."""
-        return wire.pack(self.kind(*saved), header={"format": FORMAT, "version": self.version})
+        return wire.pack(self.kinds[FORMAT](*saved), header={"format": FORMAT, "version": self.version})
 
     def save(self, round: int, data: bytes) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -56,16 +59,16 @@ class Checkpoints:
         if not path.stem.endswith(digest(data)):
             raise StorageError(f"checkpoint {path} is damaged: its content does not match its name; start the run anew")
         header = wire.header(data)
-        if header.get("format") != FORMAT:
+        if header.get("format") not in self.kinds:
             raise StorageError(
                 f"checkpoint {path} was written by fewlabel {header.get('version')} in another format "
                 f"({header.get('format')}, here {FORMAT}); resume it with that version"
             )
         try:
-            saved: Any = wire.unpack(self.kind, data)
+            saved: Any = wire.unpack(self.kinds[header["format"]], data)
         except wire.WireError as error:
             raise StorageError(f"checkpoint {path} does not fit this method: {error}") from None
-        return Saved(saved.round, saved.state, saved.statistics)
+        return Saved(saved.round, saved.state, saved.statistics, getattr(saved, "shipped", None))
 
 
 def digest(data: bytes) -> str:

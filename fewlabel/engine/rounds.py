@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fewlabel.core import metrics as evaluate
-from fewlabel.core import tree, wire
+from fewlabel.core import schedule, tree, wire
 from fewlabel.core.averaging import Kinds, average
 from fewlabel.core.errors import FewLabelError, RunFailed
 from fewlabel.core.federation import (
@@ -29,6 +29,7 @@ from fewlabel.core.federation import (
 from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import Task, accept, task_of
 from fewlabel.core.tree import Tree
+from fewlabel.engine.checkpoint import Saved
 from fewlabel.engine.executor import SERVER_ID, Executor, Job, Outcome
 from fewlabel.engine.serial import Serial
 from fewlabel.engine.world import World
@@ -125,10 +126,13 @@ class Server:
         self.world, self.remote = world or World.open(directory), remote
         self.experiment, self.method = self.world.experiment, self.world.experiment.method
         self.rounds, self.num_classes = self.experiment.rounds, len(self.world.dataset.classes)
+        self._placed = False
         self.round, self.checkpointed = 0, 0
         model = self.world.network(Rng(self.experiment.seed, "network"), self.experiment.model.pretrained)
         self._model, self.initial = model, tree.of(model)
         self.statistics: Tree | None = None  # pooled over clients, where the experiment recomputes them
+        self.shipped: Tree | None = None
+        self._shipped_statistics: Tree | None = None  # those under the shipped model
         self.seen = Round()
         self._calls: dict[int, int] = {}
         self._open, self._asked_bytes = False, 0
@@ -145,11 +149,18 @@ class Server:
         """Goes on to a round, in which clients may have other images than before."""
         self._round = number
         self._server: Site[None] | None = None
-        if number and self.experiment.stream is None:
+        warmup = self.experiment.warmup_rounds
+        if number and self.experiment.stream is None and number not in (1, warmup + 1) and self._placed:
             return
-        self.clients: Sequence[ClientInfo] = [self.world.info(c, number) for c in self.world.partition.clients]
+        self._placed = number > 0  # a resume starts anywhere
+        everyone = [self.world.info(client, number) for client in self.world.partition.clients]
+        self.clients: Sequence[ClientInfo] = [one for one in everyone if one.size or not 0 < number <= warmup]
         self.labeled = [client for client in self.clients if client.num_labeled]
         self.unlabeled = [client for client in self.clients if client.num_unlabeled]
+
+    @property
+    def rate(self) -> float:
+        return schedule.factor(self.experiment.recipe.schedule, self.round, self.rounds)
 
     @property
     def server(self) -> Site[None]:
@@ -213,9 +224,35 @@ class Server:
         """Closes a round: nothing may be left open, and statistics that are to be recomputed are."""
         self._check_closed()
         self._check_lost()
-        if self.experiment.model.buffers == "recomputed" and weights is not None:
-            self.statistics = self._recompute(weights)
+        recomputed = self.experiment.model.buffers == "recomputed" and weights is not None
+        if recomputed:
+            self.statistics = self._recompute(weights or {})
+        self.ship(weights)
+        if recomputed and self.shipped is not weights and self.evaluated(self.round):
+            self._shipped_statistics = self._recompute(self.shipped or {})
         self._calls.clear()
+
+    def ship(self, weights: Tree | None) -> None:
+        """Fold the model after a round into the mean over rounds that is measured and shipped."""
+        decay, old = min(self.experiment.recipe.average, 1 - 1 / max(1, self.round)), self.shipped
+        if old is None or weights is None or not decay:
+            self.shipped = weights
+        else:
+            self.shipped = tree.mean([(decay, old), (1 - decay, weights)])
+        self._shipped_statistics = self.statistics
+
+    def restore(self, saved: Saved[Any], model: Tree | None) -> None:
+        """Go on after a checkpoint, whose state has this model."""
+        self.checkpointed, self.statistics = saved.round, saved.statistics
+        self.shipped, self._shipped_statistics = model, saved.statistics
+        if saved.shipped is not None:
+            apart = self.experiment.model.buffers == "recomputed"
+            self.shipped = tree.parameters(saved.shipped) if apart else saved.shipped
+            self._shipped_statistics = tree.statistics(saved.shipped) if apart else None
+
+    def complete(self) -> Tree:
+        """The shipped model with the statistics that belong to it."""
+        return (self.shipped or {}) | (self._shipped_statistics or {})
 
     def take_round(self) -> dict[str, Any]:
         """What the round cost and showed, for its line; counting starts anew."""
@@ -223,9 +260,9 @@ class Server:
         hidden = ("images_labeled", "images_unlabeled") if self.remote else ()  # sites elsewhere do not tell
         return {name: value for name, value in seen.line().items() if name not in hidden}
 
-    def evaluate(self, weights: Tree) -> dict[str, int]:
-        """Has a model measured beside whatever comes next: a ticket for each split, and each site that tests."""
-        data = wire.pack(Model(weights | (self.statistics or {})))
+    def evaluate(self) -> dict[str, int]:
+        """Have the shipped model measured while rounds go on: return a ticket for each split and each site that tests."""
+        data = wire.pack(Model(self.complete()))
         self._asked_bytes = len(data)
         jobs = {split: self._job("evaluate", split) for split in self.world.measured}
         jobs |= {f"client {client}": self._job("evaluate", "test", client) for client in self.world.tested}

@@ -173,17 +173,19 @@ class Run:
         saved = self.checkpoints.load()
         if saved is None:
             with self.fed.rng("global").scope():
-                saved = Saved(0, self.method.init(self.fed), None)
-        self.fed.checkpointed, self.fed.statistics = saved.round, saved.statistics
+                saved = Saved(0, self.method.init(self.fed), None, None)
+        if saved.round:
+            self.fed.restore(saved, self.method.model(saved.state))
         self.keep_lines(saved.round)
         state, began = saved.state, time.monotonic()
         for number, state in train(self.method, self.fed, saved.state, saved.round + 1):
             line = {"round": number, "seconds": time.monotonic() - began, **self.fed.take_round()}
-            model, began = self.method.model(state), time.monotonic()
-            tickets = self.fed.evaluate(model) if model is not None and self.fed.evaluated(number) else {}
+            began = time.monotonic()
+            tickets = self.fed.evaluate() if self.fed.shipped is not None and self.fed.evaluated(number) else {}
             line["seconds_evaluate"] = time.monotonic() - began
             self.settle()
-            packed = self.checkpoints.pack(Saved(number, state, self.fed.statistics))
+            shipped = self.fed.complete() if self.experiment.recipe.average else None  # or it is the state's own
+            packed = self.checkpoints.pack(Saved(number, state, self.fed.statistics, shipped))
             self.pending = Pending(number, packed, line, tickets)
             if self.due(number) and all(map(self.fed.executor.tickets.ready, tickets.values())):
                 self.settle()  # there is nothing to wait for, and a kill from now on costs no part of this round
@@ -192,7 +194,7 @@ class Run:
                 self.settle(keep=True)
                 raise Interrupted(f"stopped after round {number} of {self.experiment.rounds}")
         self.settle(keep=True)
-        self.finish(state)
+        self.finish()
 
     def settle(self, keep: bool = False) -> None:
         """Write the line of the last complete round, and a checkpoint of it if one is due."""
@@ -250,12 +252,11 @@ class Run:
             raise StorageError(f"{self.log} lacks lines of rounds before the checkpoint of round {rounds}; start anew")
         storage.write(self.log, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
-    def finish(self, state: Any) -> None:
+    def finish(self) -> None:
         rounds = record.read_rounds(self.directory)
-        model = self.method.model(state)
-        if model is not None:
+        if self.fed.shipped is not None:
             local = self.experiment.model.buffers == "local"  # then no statistics are right for everyone
-            complete = tree.parameters(model) if local else {**self.fed.initial, **model, **(self.fed.statistics or {})}
+            complete = tree.parameters(self.fed.shipped) if local else self.fed.initial | self.fed.complete()
             card: dict[str, Any] = {"version": version("fewlabel"), "experiment": dumps(self.experiment)}
             card |= asdict(Card.of(self.experiment, self.fed.world.dataset))
             # One entry, because safetensors writes several in any order, and equal models are to be equal files.

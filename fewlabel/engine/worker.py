@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fewlabel.core import metrics, tree, wire
+from fewlabel.core import metrics, schedule, tree, wire
 from fewlabel.core.errors import FewLabelError
 from fewlabel.core.federation import Model, Site, batch_statistics
 from fewlabel.core.images import Unlabeled
@@ -93,7 +93,9 @@ class Worker:
         )
         if not job.score:
             site.scored = None  # no copy of a model that nobody looks at
-        payload = perform(self.method, task, site, message)
+        experiment = self.world.experiment
+        with schedule.during(schedule.factor(experiment.recipe.schedule, job.round, experiment.rounds)):
+            payload = perform(self.method, task, site, message)
         outside = self.seen(job, site)
         kept = site.state, site.statistics if local else None
         if keeps and (stored or kept != (None, None)):  # a client that never kept anything needs no file that says so

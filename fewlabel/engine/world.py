@@ -64,8 +64,9 @@ class World:
             )
 
     def share(self, client: int, round: int) -> Share:
-        """A client's images in a round."""
-        return self.partition.shares[client].at(round, self.experiment.stream)
+        """A client's images in a round. In the recipe's warm-up nobody has unlabeled ones."""
+        share = self.partition.shares[client].at(round, self.experiment.stream)
+        return Share(share.labeled, share.unlabeled[:0]) if 0 < round <= self.experiment.warmup_rounds else share
 
     def info(self, client: int, round: int) -> ClientInfo:
         share = self.share(client, round)
@@ -82,7 +83,13 @@ class World:
 
     def training(self, index: Any, rng: torch.Generator, tally: Tally | None = None) -> Labeled:
         where = torch.from_numpy(index)
-        return Labeled(self.dataset.splits["train"].images, where, self.known_labels[where], rng, tally)
+        labels, images = self.known_labels[where], self.dataset.splits["train"].images
+        return Labeled(images, where, labels, rng, tally, balanced=self.balanced)
+
+    @property
+    def balanced(self) -> int | None:
+        """The number of classes, if losses on labels treat all classes alike."""
+        return len(self.dataset.classes) if self.experiment.recipe.balance == "logit-adjusted" else None
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -109,7 +116,7 @@ class World:
             labeled = self.training(share.labeled, rng.stream("labeled").torch, tally)
         if len(share.unlabeled):
             where = torch.from_numpy(share.unlabeled)
-            unlabeled = Unlabeled(images, where, rng.stream("unlabeled").torch, tally)
+            unlabeled = Unlabeled(images, where, rng.stream("unlabeled").torch, tally, self.balanced)
         return Site(
             ClientInfo(client, len(share.labeled), len(share.unlabeled)),
             round=round,
@@ -123,6 +130,7 @@ class World:
             buffers=self.experiment.model.buffers,
             tally=tally,
             device=images.pixels.device,
+            warmup=self.experiment.warmup_rounds,
             **more,
         )
 

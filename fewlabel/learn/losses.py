@@ -4,7 +4,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
+from fewlabel.core.images import Labeled
 from fewlabel.core.tree import Tree
+
+
+def adjusted(logits: Tensor, images: Labeled | None) -> Tensor:
+    """Return logits for the cross-entropy on these labels: with the logarithm of the classes' shares, if balanced.
+
+    Logit adjustment (Menon et al., ICLR 2021). All methods pass the logits of labels and fixed pseudo-labels through
+    it. Consistency losses, thresholds and predictions take the logits as they are.
+    """
+    prior = None if images is None else images.log_prior
+    return logits if prior is None else logits + prior
 
 
 def proximal(model: nn.Module, anchor: Tree) -> Tensor:
@@ -30,7 +41,7 @@ def uda(weak: Tensor, strong: Tensor) -> Tensor:
     return kl_div(strong.log_softmax(1), weak.detach().log_softmax(1), log_target=True, reduction="batchmean")
 
 
-def annealed(logits: Tensor, y: Tensor, done: float) -> Tensor:
+def annealed(logits: Tensor, y: Tensor, done: float, images: Labeled | None = None) -> Tensor:
     """UDA's training-signal annealing: cross-entropy of the labeled images that are not yet learned too well.
 
     Of the whole training, the share `done` is over; the bound of the true class's probability grows exponentially with
@@ -39,7 +50,8 @@ def annealed(logits: Tensor, y: Tensor, done: float) -> Tensor:
     classes = logits.shape[1]
     bound = torch.exp(torch.tensor(5 * (done - 1))) * (1 - 1 / classes) + 1 / classes
     open_ = logits.detach().softmax(1).gather(1, y[:, None])[:, 0] <= bound
-    return (cross_entropy(logits, y, reduction="none") * open_).sum() / open_.sum().clamp(min=1)
+    losses = cross_entropy(adjusted(logits, images), y, reduction="none")
+    return (losses * open_).sum() / open_.sum().clamp(min=1)
 
 
 def inter_client(local: Tensor, helpers: list[Tensor]) -> Tensor:

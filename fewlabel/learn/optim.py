@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fewlabel.core import tree
+from fewlabel.core.schedule import scaled
 from fewlabel.core.schema import Count, NonNegative, Positive, Share
 from fewlabel.core.tree import Tree
 
@@ -48,7 +49,7 @@ class SGD:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         # Without momentum the kernel wants no buffers.
         self.slots = {"momentum": [torch.zeros_like(p) for p in self.parameters]} if local.momentum else {}
-        self.local, self.lr = local, lr or local.lr
+        self.local, self.lr = local, scaled(local.lr if lr is None else lr)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -74,7 +75,7 @@ class Adam:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.slots = {name: [torch.zeros_like(p) for p in self.parameters] for name in ("first", "second")}
         self.slots["steps"] = [p.new_zeros((), dtype=torch.float32) for p in self.parameters]
-        self.local, self.lr = local, lr or local.lr
+        self.local, self.lr = local, scaled(local.lr if lr is None else lr)
 
     @torch.no_grad()
     def step(self) -> None:

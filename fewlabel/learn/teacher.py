@@ -14,7 +14,7 @@ from fewlabel.core.schema import NonNegative, Positive, Share
 from fewlabel.core.tree import Tree
 from fewlabel.learn.functional import Borrowed
 from fewlabel.learn.loop import fit, paired
-from fewlabel.learn.losses import consistency
+from fewlabel.learn.losses import adjusted, consistency
 from fewlabel.learn.optim import Local, Optimizer
 
 
@@ -93,7 +93,7 @@ def train(
         parts = []
         if batch[0]:
             x, y = batch[0]
-            parts.append(cross_entropy(model(x), y))  # RSCFed eq. 1
+            parts.append(cross_entropy(adjusted(model(x), labeled), y))  # RSCFed eq. 1
         if batch[1]:
             x, x_student, index = batch[1]
             target = teacher(x)

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fewlabel.core import tree
@@ -34,6 +34,7 @@ from fewlabel.core.tree import Tree
 from fewlabel.learn import residual
 from fewlabel.learn.consensus import by_kind
 from fewlabel.learn.loop import fit, paired
+from fewlabel.learn.losses import adjusted
 from fewlabel.learn.optim import Local, Optimizer, memory_of, optimizer
 from fewlabel.learn.teacher import Memory
 from fewlabel.learn.thresholds import class_shares, predict, select, thresholds
@@ -154,7 +155,7 @@ class CBAFed:
                 continue
             if not (unlabeled and self.labeling == "batch"):
                 batches = images.batches("weak", self.local.batch_size)
-                fit(model, steps, batches, lambda b: cross_entropy(model(b[0]), b[1]), self.local.clip)  # eq. 2, 18
+                fit(model, steps, batches, partial(self.loss, model, images), self.local.clip)  # eq. 2, 18
             trained = images.y
         if not len(trained):
             return None
@@ -163,6 +164,10 @@ class CBAFed:
         site.score(tree.of(model))
         counts = torch.bincount(trained, minlength=site.num_classes) if self.balanced else None  # eq. 6, 19
         return Update(site.weights(), len(trained), counts)
+
+    def loss(self, model: nn.Module, images: Labeled | None, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, y = batch
+        return cross_entropy(adjusted(model(x), images), y)
 
     def labeled(self, site: Site[Memory], unlabeled: Unlabeled, index: Tensor, y: Tensor, epoch: int) -> Labeled:
         """A site's labeled images, if any, and those that got a pseudo-label."""
@@ -177,7 +182,7 @@ class CBAFed:
         model, labels = site.model, torch.full((len(unlabeled),), -1, device=site.device)
 
         def loss(batch: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, ...] | None]) -> Tensor | None:
-            parts = [batch[0]] if batch[0] else []
+            parts = [self.loss(model, site.labeled, batch[0])] if batch[0] else []
             if batch[1]:
                 x, x_train, index = batch[1]
                 with torch.no_grad():
@@ -186,9 +191,9 @@ class CBAFed:
                 chosen, y = select(p, msg.thresholds, msg.tail)
                 if len(chosen) > 1:  # BatchNorm needs two
                     unlabeled.count(len(chosen))
-                    parts.append((x_train[chosen], y))
+                    parts.append(self.loss(model, None, (x_train[chosen], y)))
                     labels[index[chosen]] = y
-            return torch.stack([cross_entropy(model(x), y) for x, y in parts]).sum() if parts else None
+            return torch.stack(parts).sum() if parts else None
 
         batches = paired(site.labeled, unlabeled, (self.label_view, "weak"), self.local.batch_size, counted=0)
         fit(model, steps, batches, loss, self.local.clip)

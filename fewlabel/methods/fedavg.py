@@ -37,7 +37,7 @@ from fewlabel.core.schema import Count, NonNegative, Positive, Share
 from fewlabel.core.tasks import on_client, on_server
 from fewlabel.core.tree import Tree
 from fewlabel.learn.loop import fit, paired, steps
-from fewlabel.learn.losses import annealed, fixmatch, proximal, uda
+from fewlabel.learn.losses import adjusted, annealed, fixmatch, proximal, uda
 from fewlabel.learn.optim import Local, optimizer
 from fewlabel.learn.plateau import Rate, Score, score, score_on_validation, updated
 from fewlabel.learn.thresholds import confident
@@ -136,7 +136,10 @@ class FedAvg:
             if batch[0]:
                 x, y = batch[0]
                 done = (site.round - 1 + step / (self.local.epochs * each)) / site.rounds
-                parts.append(annealed(model(x), y, done) if self.unlabeled == "uda" else cross_entropy(model(x), y))
+                if self.unlabeled == "uda":
+                    parts.append(annealed(model(x), y, done, site.labeled))
+                else:
+                    parts.append(cross_entropy(adjusted(model(x), site.labeled), y))
             if batch[1]:
                 parts.append(self.weight_unlabeled * self.unsupervised(site, batch[1], step // each + 1))
             if self.proximal:

@@ -32,7 +32,7 @@ from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn.consensus import by_kind
 from fewlabel.learn.loop import fit
-from fewlabel.learn.losses import consistency, matching
+from fewlabel.learn.losses import adjusted, consistency, matching
 from fewlabel.learn.optim import Local, Optimizer, memory_of, optimizer
 from fewlabel.learn.relation import class_sums, entropy, ramp, relation, with_dropout
 from fewlabel.learn.teacher import MeanTeacher, Memory, Teacher
@@ -136,7 +136,7 @@ class FedIRM:
             logits = model(x)
             if self.per_batch:
                 seen.append(relation(*class_sums(logits.detach(), y, site.num_classes), self.temperature))
-            return cross_entropy(logits, y, label_smoothing=self.label_smoothing)
+            return cross_entropy(adjusted(logits, labeled), y, label_smoothing=self.label_smoothing)
 
         for _ in range(self.local.epochs):
             fit(model, steps, labeled.batches("weak", self.local.batch_size), loss, self.local.clip)
@@ -161,7 +161,7 @@ class FedIRM:
     ) -> None:
         """Trains for consistency (eq. 1) and, once there are any, towards the labeled relations (eq. 4 to 6)."""
         model, classes = site.model, site.num_classes
-        weight = self.scale * ramp(site.round, self.ramp, self.squared_ramp)  # eq. 7
+        weight = self.scale * ramp(site.round - site.warmup, self.ramp, self.squared_ramp)  # eq. 7
 
         def loss(batch: tuple[Tensor, ...]) -> Tensor:
             x, x_other, index = batch

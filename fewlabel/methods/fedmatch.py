@@ -31,7 +31,7 @@ from fewlabel.core.tree import Tree
 from fewlabel.learn import decomposed
 from fewlabel.learn.decomposed import Decomposed, Update, floats, frozen, summed, together
 from fewlabel.learn.loop import paired
-from fewlabel.learn.losses import fixmatch, inter_client
+from fewlabel.learn.losses import adjusted, fixmatch, inter_client
 from fewlabel.learn.optim import Local
 from fewlabel.learn.plateau import Rate, Score, score, score_on_validation, updated
 from fewlabel.learn.sparse import Packed, pack, trimmed, unpack
@@ -171,7 +171,10 @@ class FedMatch:
         for epoch in range(1, msg.epochs + 1):
             # Eq. 1 moves psi by the plain view, too.
             steps = paired(labeled, unlabeled, ("plain", "strong"), *self.sizes(site), 1 + bool(helpers))
-            by_labels, by_images = partial(self.supervised, net), partial(self.unsupervised, net, helpers, site, epoch)
+            by_labels, by_images = (
+                partial(self.supervised, net, site),
+                partial(self.unsupervised, net, helpers, site, epoch),
+            )
             net.train(optimizers, steps, by_labels, by_images, self.local.clip)
         sigma = trimmed(frozen(net.sigma), msg.sigma, 0.0, self.keep_below)
         psi = trimmed(frozen(net.psi), received, self.zero_below, self.keep_below)
@@ -186,10 +189,10 @@ class FedMatch:
         """Of batches with labels and without."""
         return self.local.batch_size, self.batch_unlabeled
 
-    def supervised(self, net: Decomposed, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def supervised(self, net: Decomposed, site: Site[None], batch: tuple[Tensor, Tensor]) -> Tensor:
         """Eq. 5."""
         x, y = batch
-        return self.weight_labeled * cross_entropy(net(x, net.sigma, frozen(net.psi)), y)
+        return self.weight_labeled * cross_entropy(adjusted(net(x, net.sigma, frozen(net.psi)), site.labeled), y)
 
     def unsupervised(self, net: Decomposed, helpers: Trees, site: Site[None], epoch: int, batch: Batch) -> Tensor:
         """Eq. 6."""

@@ -415,7 +415,7 @@ def test_helpers_never_receive_data_but_weights_alone():
 
 def test_fedmatch_eq_5_moves_sigma_by_lambda_s_and_leaves_psi_alone():
     net = decomposed(NOTHING, weights([0, 0], [LN3, 0]))
-    loss = FedMatch().supervised(net, (batch(0, 0)[0], torch.tensor([0, 0])))
+    loss = FedMatch().supervised(net, site(), (batch(0, 0)[0], torch.tensor([0, 0])))
     assert loss.item() == pytest.approx(10 * math.log(4 / 3))
     loss.backward()
     assert net.sigma["1.bias"].grad.tolist() == approx(-10 / 4, 10 / 4)  # 10 (p - y)
