@@ -261,7 +261,7 @@ class Server:
         return {name: value for name, value in seen.line().items() if name not in hidden}
 
     def evaluate(self) -> dict[str, int]:
-        """Have the shipped model measured while rounds go on: return a ticket for each split and each site that tests."""
+        """Have the shipped model measured while rounds go on. Return a ticket for each split and each testing site."""
         data = wire.pack(Model(self.complete()))
         self._asked_bytes = len(data)
         jobs = {split: self._job("evaluate", split) for split in self.world.measured}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from fewlabel.core import wire
 from fewlabel.core.errors import StorageError
 from fewlabel.core.storage import write
 from fewlabel.engine import checkpoint
@@ -166,11 +167,18 @@ def test_another_format_names_the_version_that_wrote_it(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as later:
-        later.setattr(checkpoint, "FORMAT", "2")
+        later.setattr(checkpoint, "FORMAT", "3")
         other = Checkpoints(checkpoints.folder, Note, "9.9")
         other.save(7, other.pack(saved(7)))
-    with pytest.raises(StorageError, match=r"written by fewlabel 9\.9 in another format \(2, here 1\)"):
+    with pytest.raises(StorageError, match=r"written by fewlabel 9\.9 in another format \(3, here 2\)"):
         checkpoints.load()
+
+
+def test_a_checkpoint_of_0_1_has_no_shipped_model(checkpoints: Checkpoints) -> None:
+    """Its format is 1, and it has the first three parts."""
+    old = checkpoints.kinds["1"](7, saved(7).state, None)
+    checkpoints.save(7, wire.pack(old, header={"format": "1", "version": "0.1.0"}))
+    assert checkpoints.load() == saved(7)._replace(statistics=None, shipped=None)
 
 
 def test_a_checkpoint_of_another_method_does_not_fit(checkpoints: Checkpoints) -> None:

@@ -25,8 +25,8 @@ from fewlabel.engine.record import read_rounds
 from fewlabel.engine.rounds import Server
 from fewlabel.engine.run import execute, prepare
 from fewlabel.engine.serial import Serial
+from fewlabel.experiment import RECIPES, Clients, Data, Evaluate, Experiment, Labels, Net, Stream
 from fewlabel.experiment import Checkpoint as Every
-from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net, Stream
 from fewlabel.methods import METHODS
 from tests.keeper import Keeper
 
@@ -80,6 +80,7 @@ def experiment(method, setting: LabelPlace, buffers: str = "global") -> Experime
         model=Net("tests.nets:tiny", buffers=buffers),
         clients=Clients(count=6, per_round=4, dropout=0.1, alpha=2.0),
         labels=labels,
+        train=RECIPES["fewlabel"],
         evaluate=Evaluate(every=2, local=True),
         checkpoint=Every(rounds=2),
     )

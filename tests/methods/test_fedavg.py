@@ -350,7 +350,7 @@ def test_uda_at_a_client():
 
 def test_udas_annealing_counts_steps_over_all_rounds(monkeypatch):
     seen = []
-    monkeypatch.setattr(fedavg, "annealed", lambda logits, y, done: seen.append(done) or logits.sum())
+    monkeypatch.setattr(fedavg, "annealed", lambda logits, y, done, images: seen.append(done) or logits.sum())
     method = replace(UDA, local=replace(PLAIN, epochs=2))
     for round in (1, 2, 3):
         method.local_update(hand_site(0, [(0, 0)] * 3, [0] * 120, round=round, rounds=3), Message(THREE_TO_ONE.model))

@@ -164,7 +164,7 @@ def test_a_helper_is_the_receivers_sigma_with_the_helpers_psi():
 def test_a_helper_has_the_receivers_sigma_of_the_moment():
     net, helpers, x = decomposed(NOTHING), [weights([0, 0], [0, LN3])], batch(0)[0]
     net.with_others(x, helpers)
-    by_labels = partial(FedMatch().supervised, net)
+    by_labels = partial(FedMatch().supervised, net, site(0))
     net.train(net.optimizers(STEP, 0.1), [((x, torch.tensor([0])), None)], by_labels, by_labels)
     [said] = net.with_others(x, helpers)
     assert said[0].tolist() == approx(1 / 2, LN3 - 1 / 2)  # a step of 0.1 * 10 * 1/2 between the two
@@ -415,7 +415,7 @@ def test_helpers_never_receive_data_but_weights_alone():
 
 def test_fedmatch_eq_5_moves_sigma_by_lambda_s_and_leaves_psi_alone():
     net = decomposed(NOTHING, weights([0, 0], [LN3, 0]))
-    loss = FedMatch().supervised(net, site(), (batch(0, 0)[0], torch.tensor([0, 0])))
+    loss = FedMatch().supervised(net, site(0), (batch(0, 0)[0], torch.tensor([0, 0])))
     assert loss.item() == pytest.approx(10 * math.log(4 / 3))
     loss.backward()
     assert net.sigma["1.bias"].grad.tolist() == approx(-10 / 4, 10 / 4)  # 10 (p - y)

@@ -1,0 +1,172 @@
+"""The recipe: a schedule, a mean over rounds, a loss that treats classes alike and a warm-up, for every method."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fewlabel.core import schedule, tree
+from fewlabel.core.errors import BadInput
+from fewlabel.core.rng import Rng
+from fewlabel.engine.record import read_rounds
+from fewlabel.engine.rounds import Server
+from fewlabel.engine.run import execute
+from fewlabel.engine.serial import Serial
+from fewlabel.experiment import RECIPES, Experiment, Train, dumps, read
+from fewlabel.learn.losses import adjusted, annealed
+from fewlabel.learn.optim import SGD, Adam, Local
+from fewlabel.methods import METHODS
+from tests.hand import site
+
+LN2 = math.log(2)
+
+
+# Settings
+
+
+def test_a_recipe_sets_all_four_and_train_changes_them_in_part():
+    whole = read({"recipe": "fewlabel", "train": {"average": 0.5}}, ["train.warmup=0"])
+    assert whole.train == replace(RECIPES["fewlabel"], average=0.5, warmup=0.0)
+    assert read({}, ["recipe=printed"]).train == Train()
+    assert Experiment(train="fewlabel").train == RECIPES["fewlabel"]
+
+
+def test_without_a_recipe_an_experiment_is_as_printed_and_stays_so():
+    old = read({})
+    assert old.train is None
+    assert old.recipe == RECIPES["printed"]
+    assert "[train]" not in dumps(old)
+    assert read({"recipe": "fewlabel"}) == read({"train": {"schedule": "cosine", "average": 0.8,
+                                                           "balance": "logit-adjusted", "warmup": 0.25}})  # fmt: skip
+
+
+def test_an_unknown_recipe_is_one_sentence():
+    with pytest.raises(BadInput, match="there is no recipe 'fewlable'; did you mean 'fewlabel'"):
+        read({"recipe": "fewlable"})
+
+
+# The schedule
+
+
+@pytest.mark.parametrize(
+    ("round", "factor"), [(0, 1.0), (1, 1.0), (2, 0.5 + math.sqrt(0.5) / 2), (3, 0.5), (4, 0.5 - math.sqrt(0.5) / 2)]
+)
+def test_the_rate_falls_like_a_cosine_of_the_rounds_before(round, factor):
+    assert schedule.factor("cosine", round, 4) == pytest.approx(factor)
+    assert schedule.factor("constant", round, 4) == 1.0
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_optimizers_follow_the_schedule_and_a_rate_of_zero_stays_zero(kind):
+    weights = [torch.ones(2, requires_grad=True)]
+    with schedule.during(0.25):
+        assert kind(weights, Local(lr=0.4)).lr == pytest.approx(0.1)
+        assert kind(weights, Local(lr=0.4), 0.8).lr == pytest.approx(0.2)
+    assert kind(weights, Local(lr=0.4)).lr == 0.4
+    assert kind(weights, Local(lr=0.4), 0.0).lr == 0.0
+
+
+def test_every_task_of_a_round_trains_by_the_schedule(run_dir, monkeypatch):
+    seen = []
+
+    class Seen(Serial):
+        def submit(self, job, message, statistics):
+            made, step = SGD.__init__, []
+
+            def init(self, *args):
+                made(self, *args)
+                step.append(self.lr)
+
+            monkeypatch.setattr(SGD, "__init__", init)
+            ticket = super().submit(job, message, statistics)
+            monkeypatch.setattr(SGD, "__init__", made)
+            seen.extend((job.round, lr) for lr in step)
+            return ticket
+
+    execute(run_dir("train.schedule=cosine", "rounds=4", "method.local.lr=0.1"), executor=Seen())
+    assert dict(seen) == {n: pytest.approx(0.1 * schedule.factor("cosine", n, 4)) for n in (1, 2, 3, 4)}
+
+
+# The class prior
+
+
+def test_the_prior_of_labels_has_one_image_more_of_each_class():
+    labeled = site(0, [(0, 0), (0, 0), (0, 0), (1, 1)], classes=2).labeled
+    assert labeled.log_prior is None
+    labeled._balanced = 2
+    del labeled.log_prior
+    assert labeled.log_prior.exp().tolist() == pytest.approx([4 / 6, 2 / 6])
+
+
+def test_adjusted_logits_add_the_prior_and_the_loss_is_what_that_gives():
+    labeled = site(0, [(0, 0), (0, 0), (1, 1)], classes=2).labeled
+    labeled._balanced = 2  # priors 3/5 and 2/5
+    logits, y = torch.tensor([[0.0, 0.0]]), torch.tensor([1])
+    assert cross_entropy(adjusted(logits, labeled), y).item() == pytest.approx(-math.log(2 / 5))
+    assert cross_entropy(adjusted(logits, None), y).item() == pytest.approx(LN2)
+    assert annealed(logits, y, 1.0, labeled).item() == pytest.approx(-math.log(2 / 5))  # sure of 1/2, the bound is 1
+
+
+def test_pseudo_labels_count_in_the_prior_of_those_they_are_trained_with():
+    one = site(0, [(0, 0)], [1, 1, 1], classes=2)
+    one.labeled._balanced = one.unlabeled._balanced = 2
+    both = one.labeled + one.unlabeled.with_labels(torch.tensor([0, 1]), torch.tensor([1, 1]))
+    assert both.log_prior.exp().tolist() == pytest.approx([2 / 5, 3 / 5])
+
+
+# The mean over rounds
+
+
+def test_the_shipped_model_is_a_mean_over_rounds(run_dir):
+    """With decay 0.5 and models 8, 4, 0: 8; then 1/2 and 1/2, as 1 - 1/2 is the decay; then 1/2 and 1/2."""
+    fed = Server(run_dir("train.average=0.5", "rounds=3"))
+    for fed.round, value, mean in ((1, 8.0, 8.0), (2, 4.0, 6.0), (3, 0.0, 3.0)):
+        fed.ship({"w": torch.full((2,), value)})
+        assert fed.shipped["w"].tolist() == [mean, mean]
+
+
+def test_without_a_mean_the_shipped_model_is_the_last(run_dir):
+    fed = Server(run_dir("rounds=3"))
+    for fed.round, model in enumerate(({"w": torch.ones(1)}, {"w": torch.zeros(1)}), 1):
+        fed.ship(model)
+        assert fed.shipped is model
+
+
+def test_clients_go_on_from_the_last_model_and_not_from_the_mean(run_dir):
+    lines = []
+    for changes in ((), ("train.average=0.8",)):
+        directory = run_dir("rounds=3", "method=rscfed", *changes)
+        execute(directory, executor=Serial())
+        lines.append([line["pseudo_labels"]["used_per_class"] for line in read_rounds(directory)])
+    assert lines[0] == lines[1]
+
+
+# The warm-up
+
+
+@pytest.mark.parametrize("name", ["rscfed", "isofed", "fedavg-fixmatch"])
+def test_in_the_warm_up_nobody_has_unlabeled_images(name, run_dir):
+    directory = run_dir(f"method={name}", "train.warmup=0.5", "rounds=4", "labels.clients=2")
+    execute(directory, executor=Serial())
+    asked, images = zip(*((line["asked"], line["images_unlabeled"]) for line in read_rounds(directory)), strict=True)
+    assert images[:2] == (0, 0)
+    assert min(images[2:]) > 0
+    assert max(asked[:2]) < min(asked[2:])
+
+
+def test_a_method_with_a_warm_up_of_its_own_keeps_it():
+    assert Experiment(method="cbafed", train="fewlabel").warmup_rounds == 0
+    assert Experiment(method="rscfed", train="fewlabel").warmup_rounds == 8  # of 30, a quarter
+    assert Experiment(method=replace(METHODS["rscfed"], warmup=2), train="fewlabel").warmup_rounds == 0
+
+
+def test_fedirms_ramp_counts_from_the_end_of_the_warm_up(run_dir):
+    fed = Server(run_dir("method=fedirm", "train.warmup=0.5", "rounds=4"))
+    assert fed.world.site(0, 3, Rng("task"), fed._model).warmup == 2
+
+
+def test_a_tree_of_a_mean_has_the_largest_counter():
+    mean = tree.mean([(0.8, {"n": torch.tensor(3)}), (0.2, {"n": torch.tensor(5)})])
+    assert mean["n"].item() == 5
