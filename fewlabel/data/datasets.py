@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from fewlabel.core.errors import BadInput, FewLabelError, StorageError
+from fewlabel.data import reading
 from fewlabel.data.images import Images
 from fewlabel.data.own import read as ones_own
 from fewlabel.data.own.listing import guess
 from fewlabel.data.published import files
+from fewlabel.data.published.catalogue import PUBLISHED, REFUSED
 from fewlabel.data.published.files import Form, Source
-from fewlabel.data.published.readers import PUBLISHED, REFUSED
 from fewlabel.data.raw import CHUNK, Part, Raw, Scale
 from fewlabel.data.splits import SIDES, UNDIVIDED, groups, sides
 
@@ -146,7 +147,7 @@ def opened(name: str, image_size: int, folder: Path, thorough: bool = False) -> 
             stat = (folder / array).stat()
             if (stat.st_size, stat.st_mtime_ns) != (size, time):
                 return None
-            if thorough and not array.endswith("-images.npy") and ones_own.content(folder / array) != digest:
+            if thorough and not array.endswith("-images.npy") and reading.digest_of(folder / array) != digest:
                 return None  # to read all images would take too long
         splits = {}
         for split in about["splits"]:
@@ -303,7 +304,7 @@ def clear(where: Path) -> None:
 
 def seal(folder: Path, about: dict[str, Any]) -> None:
     """Writes what is to be said about arrays, with how each of them is now, by which a change is noticed."""
-    arrays = {file.name: (file.stat(), ones_own.content(file)) for file in sorted(folder.glob("*.npy"))}
+    arrays = {file.name: (file.stat(), reading.digest_of(file)) for file in sorted(folder.glob("*.npy"))}
     told = {name: (stat.st_size, stat.st_mtime_ns, digest) for name, (stat, digest) in arrays.items()}
     (folder / "about.json").write_text(json.dumps(about | {"arrays": told}))
 

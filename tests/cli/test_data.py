@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from fewlabel import experiment as experiments
-from fewlabel.data import datasets, partition
+from fewlabel.data import datasets, partition, reading
 from fewlabel.data.own import read as own
 from fewlabel.data.splits import sides
 from fewlabel.engine.world import dataset_of
@@ -171,7 +171,7 @@ def test_copies_of_an_image_stay_on_one_side(tmp_path: Path) -> None:
     side = sides(own.parts(found), "published", 0)["all"]
     where: dict[str, set[str]] = {}
     for item, which in zip(found.items, side, strict=True):
-        where.setdefault(own.content(item.file), set()).add(which)
+        where.setdefault(reading.digest_of(item.file), set()).add(which)
     assert len(where) == 60
     assert {len(splits) for splits in where.values()} == {1}
 

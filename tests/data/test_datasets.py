@@ -424,8 +424,8 @@ def test_a_function_of_ones_own_is_asked_again_and_mends_images_that_rot(cache):
 def test_to_open_reads_no_image(cache, monkeypatch):
     datasets.load("digits", 8)
     read: list[str] = []
-    content = datasets.ones_own.content
-    monkeypatch.setattr(datasets.ones_own, "content", lambda file: read.append(file.name) or content(file))
+    content = datasets.reading.digest_of
+    monkeypatch.setattr(datasets.reading, "digest_of", lambda file: read.append(file.name) or content(file))
     datasets.load("digits", 8)
     assert read == []
     datasets.load("digits", 8, fresh=True)

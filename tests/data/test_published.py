@@ -27,8 +27,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from fewlabel.core.errors import BadInput
-from fewlabel.data import datasets
-from fewlabel.data.published import files, readers
+from fewlabel.data import datasets, reading
+from fewlabel.data.published import arrays, catalogue, files, medical
 from fewlabel.data.published.medmnist import MEDMNIST
 from fewlabel.data.published.pickled import unpickle
 from fewlabel.data.raw import Part, Raw
@@ -60,7 +60,7 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[Path]]:
     """Takes the files of a set that lie there now for the published ones."""
 
     def publish(name: str) -> list[Path]:
-        source = readers.PUBLISHED[name]
+        source = catalogue.PUBLISHED[name]
         form, paths = files.find(name, source)
         sums = [
             replace(file, md5=(files.md5_of(path),)) if file.md5 else file
@@ -223,7 +223,7 @@ LESIONS = 60  # of two images each
 def lesion_rows() -> list[tuple[str, str, str]]:
     """Image, lesion and class: 120 images, not in the order of their ids."""
     numbers = np.random.Generator(np.random.PCG64(0)).permutation(2 * LESIONS).tolist()
-    return [(f"ISIC_{24306 + i:07}", f"HAM_{i % LESIONS:07}", readers.LESIONS[i % LESIONS % 7]) for i in numbers]
+    return [(f"ISIC_{24306 + i:07}", f"HAM_{i % LESIONS:07}", medical.LESIONS[i % LESIONS % 7]) for i in numbers]
 
 
 def jpeg(image: str) -> bytes:
@@ -395,7 +395,7 @@ def test_large_jpegs_are_shrunk_like_small_ones_and_keep_their_colours(tmp_path)
     image, file = np.stack([ramp, ramp[:, ::-1], np.full_like(ramp, 90)]), io.BytesIO()
     Image.fromarray(image.transpose(1, 2, 0)).save(file, "JPEG", quality=95)
     make_zip(tmp_path / "a.zip", {"x.jpg": file.getvalue()})
-    small = readers.Store(tmp_path / "a.zip").image("x", 32)
+    small = medical.Store(tmp_path / "a.zip").image("x", 32)
     plain = datasets.resize(image[None], 32)[0]
     assert small.shape == plain.shape
     assert np.abs(small.astype(int) - plain.astype(int)).max() <= 6
@@ -435,7 +435,7 @@ def test_slices_are_decoded_a_few_at_a_time(data):
     (data / "s.csv").write_text("\n".join(["ID,Label", *rows]))
     for number in range(100):
         dicom(data / "s" / f"{slice_id(number)}.dcm", np.zeros((384, 400), np.int16), PatientID="P")
-    part = readers.rsna_ich(data / "s", data / "s.csv").parts["all"]
+    part = medical.rsna_ich(data / "s", data / "s.csv").parts["all"]
     tracemalloc.start()
     try:
         assert sum(map(len, part.read(64))) == 100
@@ -496,7 +496,7 @@ def test_a_jpeg_is_decoded_at_no_less_than_the_size_that_is_wanted(tmp_path):
     board = np.indices((16, 16)).sum(0) % 2 * 255  # black and white fields of 4x4, of which a half-sized one has greys
     image = Image.fromarray(board.astype(np.uint8).repeat(4, 0).repeat(4, 1))
     image.save(tmp_path / "board.jpg", quality=95)
-    seen = readers.Store(tmp_path).image("board", 16)
+    seen = medical.Store(tmp_path).image("board", 16)
     assert abs(seen.astype(int) - board).max() < 110
 
 
@@ -581,7 +581,7 @@ def test_another_release_under_the_same_name_is_decoded_anew(data, publish):
 
 
 def test_the_published_checksums_are_complete():
-    for name, source in readers.PUBLISHED.items():
+    for name, source in catalogue.PUBLISHED.items():
         for file in (file for form in source.forms for file in form.files):
             assert all(re.fullmatch("[0-9a-f]{32}", md5) for md5 in file.md5)
             assert file.md5 or name in ("isic2018", "rsna-ich")
@@ -748,7 +748,7 @@ def test_the_pickle_of_cifar_with_the_right_checksum_is_still_read_without_trust
 
 def test_a_pickled_cifar_is_not_opened_before_its_checksum_matched(data, monkeypatch):
     make_cifar10(data, python=True)
-    monkeypatch.setattr(readers, "unpickle", lambda _: pytest.fail("it was opened"))
+    monkeypatch.setattr(arrays, "unpickle", lambda _: pytest.fail("it was opened"))
     with pytest.raises(BadInput, match=r"md5 is .*, published is c58f30108f718f92721af3b95e74349a"):
         datasets.load("cifar10", 8)
 
@@ -778,7 +778,7 @@ def test_plain_values_come_back_as_they_were(value):
 
 @given(st.binary(max_size=60))
 def test_no_bytes_do_more_than_fail(data):
-    with suppress(*readers.MALFORMED):
+    with suppress(*reading.MALFORMED):
         unpickle(memoryview(data))
 
 

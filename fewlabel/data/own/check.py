@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from fewlabel.data import pictures
+from fewlabel.data import pictures, reading
 from fewlabel.data.own import read
 from fewlabel.data.own.listing import Found, Item, counted
 from fewlabel.data.pictures import EMPTY, Unreadable
@@ -156,7 +156,7 @@ def looks(found: Found) -> Iterator[Look]:
             header = pictures.header(item.file)
             channels, height, width = pictures.read(item.file, header.colour).shape
             item = replace(item, patient=item.patient or header.patient)
-            yield Look(item, read.content(item.file), (channels, width, height))
+            yield Look(item, reading.digest_of(item.file), (channels, width, height))
         except Unreadable as error:
             yield Look(item, failure=str(error))
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.data import pictures
+from fewlabel.data.npz import npz_shape
 from fewlabel.data.own.listing import (
     CLASSES,
     PATIENTS,
@@ -26,7 +27,7 @@ from fewlabel.data.own.listing import (
     named_classes,
     refuse_twice,
 )
-from fewlabel.data.published.readers import npz_shape, reading
+from fewlabel.data.reading import reading
 
 ALIEN = (".heic", ".heif", ".avif", ".jp2", ".j2k", ".jpf", ".jpx")  # images, whether or not Pillow here reads them
 COLUMNS = {

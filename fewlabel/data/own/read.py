@@ -15,11 +15,12 @@ import numpy as np
 
 from fewlabel.core.errors import BadInput
 from fewlabel.data import pictures
+from fewlabel.data.npz import npz_images
 from fewlabel.data.own import layouts
 from fewlabel.data.own.listing import Found, Item, counted, folders
 from fewlabel.data.pictures import Unreadable
-from fewlabel.data.published.readers import npz_images
 from fewlabel.data.raw import CHUNK, Part, Raw, Scale
+from fewlabel.data.reading import digest_of
 
 KINDS = {
     "folder": "your own images: data.path is a folder with a folder for each class, and `unlabeled` for the rest",
@@ -101,16 +102,10 @@ def fingerprint(found: Found) -> str:
     return digest.hexdigest()
 
 
-def content(file: Path) -> str:
-    """Equal for files of equal bytes."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
 def contents(found: Found, items: Iterable[Item]) -> list[str]:
     """Of each image a text that is equal for equal ones."""
     if found.kind != "npz":
-        return [content(item.file) for item in items]
+        return [digest_of(item.file) for item in items]
     return list(map(fingerprint_of, stored(found)))
 
 
