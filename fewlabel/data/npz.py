@@ -1,4 +1,4 @@
-"""Images in npz files, as MedMNIST's and many people's own are: their shape, and a few of them at a time."""
+"""Images in npz files, MedMNIST's or your own: read their shape, and then a few images at a time."""
 
 import zipfile
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from fewlabel.data.reading import reading, records
 
 @contextmanager
 def npz_array(path: Path, key: str) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
-    """A file of the pixels of an npz's array, and its shape [N, H, W, C]."""
+    """Open an array of images in an npz. Return a file of its pixels, and its shape [N, H, W, C]."""
     with reading(path, key), zipfile.ZipFile(path) as arrays, arrays.open(f"{key}.npy") as file:
         header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, fortran, dtype = header[np.lib.format.read_magic(file)](file)
@@ -28,12 +28,13 @@ def npz_array(path: Path, key: str) -> Iterator[tuple[IO[bytes], tuple[int, ...]
 
 
 def npz_shape(path: Path, key: str) -> tuple[int, ...]:
+    """Return the shape [N, H, W, C] of an array of images in an npz."""
     with npz_array(path, key) as (_, shape):
         return shape
 
 
 def npz_images(path: Path, key: str, _: int) -> Iterator[np.ndarray]:
-    """Images of an npz a few at a time; NumPy itself would read all of them."""
+    """Read images of an npz a few at a time. NumPy itself would read all of them."""
     with npz_array(path, key) as (file, (_n, height, width, channels)):
         for rows in records(file, height * width * channels):
             yield rows.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)

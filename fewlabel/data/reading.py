@@ -26,18 +26,18 @@ MALFORMED = (
 
 @contextmanager
 def reading(path: Path, what: str = "") -> Iterator[None]:
-    """Turns whatever a file of another form makes our readers raise into a sentence that names it."""
+    """Turn what a malformed file makes our readers raise into one sentence that names the file."""
     named = f"{what} in {path}" if what else str(path)
     try:
         yield
     except (*MALFORMED, OSError) as error:
-        if isinstance(error, OSError) and error.errno:  # the machine's, not the file's: Pillow's and gzip's have none
+        if isinstance(error, OSError) and error.errno:  # a fault of the disk; those of Pillow and gzip have no number
             raise StorageError(f"{named} cannot be read: {error.strerror}") from None
-        raise BadInput(f"{named} cannot be read in its published form: {error}") from None
+        raise BadInput(f"{named} cannot be read: {error}") from None
 
 
 def records(file: IO[bytes] | gzip.GzipFile, size: int) -> Iterator[np.ndarray]:
-    """Bytes [n, size] of a file of records."""
+    """Read a file of records of equal size, as bytes [n, size]."""
     while block := file.read(max(1, CHUNK // size) * size):
         yield np.frombuffer(block, np.uint8).reshape(-1, size)
 

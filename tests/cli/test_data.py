@@ -16,7 +16,9 @@ from PIL import Image
 
 from fewlabel import experiment as experiments
 from fewlabel.data import datasets, partition, reading
-from fewlabel.data.own import read as own
+from fewlabel.data.own.layouts import list_images
+from fewlabel.data.own.reader import read_parts
+from fewlabel.data.published.files import DatasetSource, Edition, PublishedFile
 from fewlabel.data.splits import sides
 from fewlabel.engine.world import dataset_of
 from fewlabel.experiment import read
@@ -120,9 +122,9 @@ def test_a_run_on_the_rest_works(mixed: Path, fewlabel: Command, tmp_path: Path)
 
 
 def test_reading_takes_less_memory_than_the_images(mixed: Path) -> None:
-    found = own.find("folder", mixed)
+    found = list_images("folder", mixed)
     some = replace(found, items=found.items[:400])
-    part = own.parts(some, skip=True)["all"]
+    part = read_parts(some, skip=True)["all"]
     tracemalloc.start()
     try:
         decoded = sum(some.nbytes for some in part.read(128))
@@ -148,8 +150,8 @@ def hospital(folder: Path) -> Path:
 
 def test_no_patient_is_on_two_sides_and_what_has_no_label_is_trained_on(tmp_path: Path) -> None:
     """48 of 240 have no label; those of patients who are tested on are left out."""
-    found = own.find("csv", hospital(tmp_path))
-    parts = own.parts(found)
+    found = list_images("csv", hospital(tmp_path))
+    parts = read_parts(found)
     side = sides(parts, "published", 0)["all"]
     patients = {
         name: {item.patient for item, s in zip(found.items, side, strict=True) if s == name} for name in set(side)
@@ -167,8 +169,8 @@ def test_no_patient_is_on_two_sides_and_what_has_no_label_is_trained_on(tmp_path
 def test_copies_of_an_image_stay_on_one_side(tmp_path: Path) -> None:
     for number in range(120):
         grey(tmp_path / "ab"[number % 2] / f"{number}.png", number // 4 * 2 + number % 2)  # each twice
-    found = own.find("folder", tmp_path)
-    side = sides(own.parts(found), "published", 0)["all"]
+    found = list_images("folder", tmp_path)
+    side = sides(read_parts(found), "published", 0)["all"]
     where: dict[str, set[str]] = {}
     for item, which in zip(found.items, side, strict=True):
         where.setdefault(reading.digest_of(item.file), set()).add(which)
@@ -198,7 +200,7 @@ def test_what_is_left_out_is_told_and_clients_have_their_names(tmp_path: Path, f
     argv = [word for setting in settings for word in ("--set", setting)]
     found = fewlabel("data", "info", "csv", *argv)
     why = "without a label, of patients or copies of images in other splits"
-    side = sides(own.parts(own.find("csv", path)), "published", 0)["all"]
+    side = sides(read_parts(list_images("csv", path)), "published", 0)["all"]
     gone = int((side == "").sum())
     assert gone > 0
     assert found.out.splitlines()[-1] == f"left out: {gone} images {why}"
@@ -329,8 +331,8 @@ def test_get_downloads_what_is_not_here(
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "set.npz").write_bytes(b"content")
     (tmp_path / "home").mkdir()
-    form = datasets.Form((datasets.files.File("set.npz", (tmp_path / "source" / "set.npz").as_uri()),), print)
-    monkeypatch.setitem(datasets.DATASETS, "some", datasets.Source((form,), "something"))
+    edition = Edition((PublishedFile("set.npz", (tmp_path / "source" / "set.npz").as_uri()),), print)
+    monkeypatch.setitem(datasets.DATASETS, "some", DatasetSource((edition,), "something"))
     found = fewlabel("data", "get", "some", "--data-dir", "home", "--format", "json")
     assert json.loads(found.out) == {"name": "some", "files": ["home/some/set.npz"]}
     assert (tmp_path / "home" / "some" / "set.npz").read_bytes() == b"content"
@@ -387,8 +389,8 @@ def test_a_site_reads_back_its_own_pixels_and_labels_and_no_others(
     dataset = dataset_of(experiment)
     train = dataset.splits["train"]
     for site, share in zip(written, partition.of(dataset, experiment).shares, strict=False):
-        listed = own.find(kind, site["path"])
-        (part,) = own.parts(listed).values()
+        listed = list_images(kind, site["path"])
+        (part,) = read_parts(listed).values()
         labels = np.append(train.labels[share.labeled], [-1] * len(share.unlabeled))
         assert listed.classes == dataset.classes
         assert rows(np.concatenate(list(part.read(8))), part.labels) == rows(
@@ -440,7 +442,7 @@ def test_the_servers_share_is_written_and_names_with_slashes_are_possible(
         "test",
         "validation",
     ]
-    found = own.find("folder", tmp_path / "out" / "server")
+    found = list_images("folder", tmp_path / "out" / "server")
     assert found.classes == ("test", "x/y")
     assert Counter(item.label for item in found.items) == {"test": 3, "x/y": 3}
 
@@ -452,8 +454,8 @@ def test_a_site_knows_its_patients_by_numbers_that_tell_nothing(kind: str, fewla
     argv = [word for setting in settings for word in ("--set", setting)]
     found = fewlabel("data", "split", "csv", *argv, "--to", "out", "--as", kind)
     assert found.out.splitlines()[-1].startswith("images are written at 4x4, as the network sees them")
-    listed = own.find(kind, tmp_path / "out" / ("client-1.npz" if kind == "npz" else "client-1"))
-    (part,) = own.parts(listed).values()
+    listed = list_images(kind, tmp_path / "out" / ("client-1.npz" if kind == "npz" else "client-1"))
+    (part,) = read_parts(listed).values()
     value = np.concatenate(list(part.read(4)))[:, 0, 0, 0]  # which is the number of the image, four of each patient
     patients: dict[int, set[str]] = {}
     for item, number in zip(listed.items, value.tolist(), strict=True):

@@ -16,7 +16,7 @@ from fewlabel.core.rng import Rng
 from fewlabel.data import datasets
 from fewlabel.data.datasets import Raw
 from fewlabel.data.images import Images
-from fewlabel.data.views import weak
+from fewlabel.data.views import make_views
 from tests import owndata
 
 
@@ -49,7 +49,7 @@ def shifted(image: Tensor, down: int, right: int) -> Tensor:
 @pytest.mark.parametrize(("size", "reach"), [(16, 2), (8, 1), (4, 1)])
 def test_the_weak_view_shifts_each_image_by_up_to_an_eighth_on_its_own(size, reach):
     images = pixels(40, size=size)
-    seen = weak(images, generator(1))
+    seen = make_views(["shift"], images, generator(1))[0]
     assert seen.shape == images.shape
     assert seen.dtype == torch.uint8
     moves = [(down, right) for down in range(-reach, reach + 1) for right in range(-reach, reach + 1)]
@@ -66,7 +66,7 @@ def test_the_weak_view_shifts_each_image_by_up_to_an_eighth_on_its_own(size, rea
 
 def test_every_shift_of_the_weak_view_occurs_and_so_does_none():
     image = pixels(1).expand(1000, -1, -1, -1)
-    seen = {bytes(view.numpy().tobytes()) for view in weak(image, generator())}
+    seen = {bytes(view.numpy().tobytes()) for view in make_views(["shift"], image, generator())[0]}
     assert len(seen) == 25  # 5 x 5 shifts of up to 2 pixels
     assert bytes(image[0].contiguous().numpy().tobytes()) in seen
 

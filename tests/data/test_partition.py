@@ -14,7 +14,7 @@ from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.core.rng import Rng
 from fewlabel.data import partition as partitions
 from fewlabel.data.labels import by_rule
-from fewlabel.data.partition import PARTITIONS, Partition, Share, arrived, deal, dirichlet, pattern, shards
+from fewlabel.data.partition import PARTITIONS, Holding, Partition, arrived, deal, dirichlet, pattern, shards
 from fewlabel.experiment import Clients, Experiment, Labels, Stream, read
 from tests.keeper import Keeper
 
@@ -259,8 +259,8 @@ def test_a_column_makes_a_client_of_each_of_its_values():
 @pytest.mark.parametrize(
     ("columns", "settings", "sentence"),
     [
-        (None, {}, "'mine' does not say which client an image is of; choose another clients.partition"),
-        ({}, {}, "'mine' does not say which client an image is of"),
+        (None, {}, "'mine' does not say which client holds an image; choose another clients.partition"),
+        ({}, {}, "'mine' does not say which client holds an image"),
         (np.arange(6) % 3, {"column": "ward"}, "'mine' has no column 'ward'; clients.column may be left out"),
         ({"ward": np.arange(6)}, {"column": "wrd"}, "'mine' has no column 'wrd'; clients.column may be ward"),
         (np.arange(6) % 3, {"count": 4}, "by-column gives 3 clients; set clients.count to that number"),
@@ -559,7 +559,7 @@ def test_a_share_of_the_labels_validates_at_the_server_where_no_split_is_publish
 
 def test_every_site_keeps_two_labels_and_a_validation_of_none_is_refused():
     few = Labels("every-client", fraction=0.0, validation=0.5)  # two labels each
-    with pytest.raises(BadInput, match=r"labels.validation = 0.5 of 20 labeled images is none of them; raise it"):
+    with pytest.raises(BadInput, match=r"labels.validation = 0.5 of 20 labeled images is no image; raise it"):
         deal(Y, Clients(), few, 0)
     partition = deal(Y, Clients(), Labels("every-client+server", fraction=0.0, server_per_class=1, validation=0.5), 0)
     assert [len(share.labeled) for share in partition.shares] == [2] * 10
@@ -604,7 +604,7 @@ def test_images_come_in_steps():
 
 @pytest.mark.parametrize(("data", "labeled", "unlabeled"), [("unlabeled", 20, 2), ("labeled", 4, 10), ("all", 4, 2)])
 def test_a_stream_is_of_what_it_is_said_to_be(data, labeled, unlabeled):
-    share = Share(np.arange(20), np.arange(20, 30))
+    share = Holding(np.arange(20), np.arange(20, 30))
     found = share.at(1, Stream(5, 1, data=data))
     assert (len(found.labeled), len(found.unlabeled)) == (labeled, unlabeled)
     assert share.at(1, None) is share
@@ -663,13 +663,13 @@ def test_validation_noise_and_order_are_stored_too(tmp_path):
 
 def test_the_checksum_sees_who_holds_what_and_whether_with_labels():
     one, two, none = np.array([1]), np.array([1, 2]), np.array([], np.int64)
-    base = Partition((Share(one, none), Share(none, none)), none)
+    base = Partition((Holding(one, none), Holding(none, none)), none)
     others = [
-        Partition((Share(none, one), Share(none, none)), none),
-        Partition((Share(none, none), Share(one, none)), none),
-        Partition((Share(two, none), Share(none, none)), none),
+        Partition((Holding(none, one), Holding(none, none)), none),
+        Partition((Holding(none, none), Holding(one, none)), none),
+        Partition((Holding(two, none), Holding(none, none)), none),
         replace(base, server=one),
-        Partition((Share(none, none), Share(none, none)), one),
+        Partition((Holding(none, none), Holding(none, none)), one),
     ]
     assert len({partition.checksum for partition in (base, *others)}) == 6
 
@@ -712,14 +712,14 @@ NONE = np.array([], np.int64)
     ],
 )
 def test_a_partition_made_by_hand_must_put_each_image_in_one_place(tmp_path, clients, more, sentence):
-    shares = tuple(Share(np.array(images), NONE) for images in clients)
+    shares = tuple(Holding(np.array(images), NONE) for images in clients)
     Partition(**{"shares": shares, "server": NONE, **more}).save(tmp_path / "p.json", Y, tuple("0123456789"))
     with pytest.raises(StorageError, match=sentence):
         Partition.load(tmp_path / "p.json")
 
 
 def test_a_partition_made_by_hand_must_hold_images_that_there_are(tmp_path):
-    made = Partition((Share(np.arange(20), np.array([10**6])),), NONE, "d1")
+    made = Partition((Holding(np.arange(20), np.array([10**6])),), NONE, "d1")
     made.save(tmp_path / "p.json", np.zeros(10**6 + 1, int), tuple("0123456789"))
     file = Clients(count=1, partition="file", file=str(tmp_path / "p.json"))
     with pytest.raises(BadInput, match="holds image 1000000, but 'mine' has 1200 to train on, from 0"):

@@ -60,13 +60,13 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[Path]]:
 
     def publish(name: str) -> list[Path]:
         source = catalogue.PUBLISHED[name]
-        form, paths = files.find(name, source)
+        edition, paths = files.find(name, source)
         sums = [
             replace(file, md5=(files.md5_of(path),)) if file.md5 else file
-            for file, path in zip(form.files, paths, strict=True)
+            for file, path in zip(edition.files, paths, strict=True)
         ]
-        forms = tuple(replace(form, files=tuple(sums)) if one is form else one for one in source.forms)
-        monkeypatch.setitem(datasets.DATASETS, name, replace(source, forms=forms))
+        editions = tuple(replace(edition, files=tuple(sums)) if one is edition else one for one in source.editions)
+        monkeypatch.setitem(datasets.DATASETS, name, replace(source, editions=editions))
         return paths
 
     return publish
@@ -394,7 +394,7 @@ def test_large_jpegs_are_shrunk_like_small_ones_and_keep_their_colours(tmp_path)
     image, file = np.stack([ramp, ramp[:, ::-1], np.full_like(ramp, 90)]), io.BytesIO()
     Image.fromarray(image.transpose(1, 2, 0)).save(file, "JPEG", quality=95)
     make_zip(tmp_path / "a.zip", {"x.jpg": file.getvalue()})
-    small = medical.Store(tmp_path / "a.zip").image("x", 32)
+    small = medical.JpegFiles(tmp_path / "a.zip").image("x", 32)
     plain = datasets.resize(image[None], 32)[0]
     assert small.shape == plain.shape
     assert np.abs(small.astype(int) - plain.astype(int)).max() <= 6
@@ -495,7 +495,7 @@ def test_a_jpeg_is_decoded_at_no_less_than_the_size_that_is_wanted(tmp_path):
     board = np.indices((16, 16)).sum(0) % 2 * 255  # black and white fields of 4x4, of which a half-sized one has greys
     image = Image.fromarray(board.astype(np.uint8).repeat(4, 0).repeat(4, 1))
     image.save(tmp_path / "board.jpg", quality=95)
-    seen = medical.Store(tmp_path).image("board", 16)
+    seen = medical.JpegFiles(tmp_path).image("board", 16)
     assert abs(seen.astype(int) - board).max() < 110
 
 
@@ -581,10 +581,10 @@ def test_another_release_under_the_same_name_is_decoded_anew(data, publish):
 
 def test_the_published_checksums_are_complete():
     for name, source in catalogue.PUBLISHED.items():
-        for file in (file for form in source.forms for file in form.files):
+        for file in (file for edition in source.editions for file in edition.files):
             assert all(re.fullmatch("[0-9a-f]{32}", md5) for md5 in file.md5)
             assert file.md5 or name in ("isic2018", "rsna-ich")
-        assert source.page or all(file.url.startswith("http") for file in source.forms[0].files)
+        assert source.page or all(file.url.startswith("http") for file in source.editions[0].files)
 
 
 # Files of another form
@@ -602,15 +602,11 @@ def test_what_is_inside_a_file_is_checked_too(data, publish):
         datasets.load("fashion-mnist", 8)
     (data / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(struct.pack(">2I", 0x801, 19)))
     publish("fashion-mnist")
-    with pytest.raises(
-        BadInput, match=r"t10k-images-idx3-ubyte.gz cannot be read in its published form: .* 3 dimensions"
-    ):
+    with pytest.raises(BadInput, match=r"t10k-images-idx3-ubyte.gz cannot be read: .* 3 dimensions"):
         datasets.load("fashion-mnist", 8)
     (data / "train-images-idx3-ubyte.gz").write_bytes(b"no archive")
     publish("fashion-mnist")
-    with pytest.raises(
-        BadInput, match=r"train-images-idx3-ubyte.gz cannot be read in its published form: Not a gzipped"
-    ):
+    with pytest.raises(BadInput, match=r"train-images-idx3-ubyte.gz cannot be read: Not a gzipped"):
         datasets.load("fashion-mnist", 8)
 
 
@@ -628,7 +624,7 @@ def test_an_npz_with_objects_or_floats_is_refused(data, publish):
     labels = {f"{s}_labels": np.zeros((3, 1), np.uint8) for s in ("train", "val", "test")}
     np.savez(data / "breastmnist.npz", **splits, **labels | {"val_labels": np.array([[{}]] * 3, dtype=object)})
     publish("breastmnist")
-    with pytest.raises(BadInput, match=r"breastmnist.npz cannot be read in its published form: Object arrays"):
+    with pytest.raises(BadInput, match=r"breastmnist.npz cannot be read: Object arrays"):
         datasets.load("breastmnist", 8)
     np.savez(data / "breastmnist.npz", **splits | {"test_images": np.zeros((3, 28, 28))}, **labels)
     publish("breastmnist")
@@ -639,8 +635,8 @@ def test_an_npz_with_objects_or_floats_is_refused(data, publish):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda text: text.replace("dx,", "kind,", 1), "HAM10000_metadata.csv cannot be read .*: 'dx'"),
-        (lambda text: text.replace(",nv,", ",naevus,", 1), "HAM10000_metadata.csv cannot be read .*tuple.index"),
+        (lambda text: text.replace("dx,", "kind,", 1), "HAM10000_metadata.csv cannot be read: 'dx'"),
+        (lambda text: text.replace(",nv,", ",naevus,", 1), "HAM10000_metadata.csv cannot be read: .*tuple.index"),
     ],
 )
 def test_a_table_of_another_form_is_named(data, change, sentence):
@@ -655,14 +651,14 @@ def test_an_image_of_two_classes_or_none_is_refused(data):
     make_isic(data, "isic-folder")
     path = data / f"{TASK3}_GroundTruth.csv"
     path.write_text(path.read_text().replace("1.0", "0.0", 1))
-    with pytest.raises(BadInput, match=r"GroundTruth.csv cannot be read .* has 0 classes"):
+    with pytest.raises(BadInput, match=r"GroundTruth.csv cannot be read: .* has 0 classes"):
         datasets.load("isic2018", 8)
 
 
 def test_an_image_that_cannot_be_decoded_is_named(data):
     make_isic(data, "ham-folder")
     (data / "images" / "deeper" / "ISIC_0024310.jpg").write_bytes(b"no image")
-    with pytest.raises(BadInput, match=r"ISIC_0024310.jpg in .*images cannot be read .*: cannot identify"):
+    with pytest.raises(BadInput, match=r"ISIC_0024310.jpg in .*images cannot be read: cannot identify"):
         datasets.load("isic2018", 8)
     assert list(datasets.cache_folder().iterdir()) == []
 
@@ -678,7 +674,7 @@ def test_an_image_that_cannot_be_decoded_is_named(data):
 def test_a_slice_that_cannot_be_used_is_named(data, spoil, sentence):
     path = make_rsna(data) / f"{slice_id(8)}.dcm"
     spoil(path)
-    with pytest.raises(BadInput, match=rf"{path} cannot be read in its published form: .*{sentence}") as told:
+    with pytest.raises(BadInput, match=rf"{path} cannot be read: .*{sentence}") as told:
         datasets.load("rsna-ich", 4)
     assert "\n" not in str(told.value)
     assert not files.record("rsna-ich").exists()
@@ -697,7 +693,7 @@ def test_a_table_of_slices_that_contradicts_itself_or_is_incomplete_is_refused(d
     make_rsna(data)
     path = data / "stage_2_train.csv"
     path.write_text(change(path.read_text()))
-    with pytest.raises(BadInput, match=f"stage_2_train.csv cannot be read in its published form: {sentence}"):
+    with pytest.raises(BadInput, match=f"stage_2_train.csv cannot be read: {sentence}"):
         datasets.load("rsna-ich", 4)
 
 
@@ -738,9 +734,12 @@ OBJECTS = python2({b"data": np.zeros(1, np.uint8)}).replace(b"U\x02u1", b"U\x01O
     [
         (b"\x80\x02cnumpy\nndarray\n)R.", "the pickle cannot be read: 'NoneType' object is not callable"),
         (b"\x80\x02cnumpy\ndtype\nN}X\x04\x00\x00\x00nameK\x00s\x86b.", "the pickle cannot be read: .*__setstate__"),
-        (b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n)R.", "the pickle should hold a dictionary, but holds a Array"),
+        (
+            b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n)R.",
+            "should hold a dictionary, but holds a Array",
+        ),
         (OBJECTS, "the pickle has an array of O, not of numbers"),
-        (pickle.dumps([1], 2), "the pickle should hold a dictionary, but holds a list"),
+        (pickle.dumps([1], 2), "should hold a dictionary, but holds a list"),
         (b"", "the pickle cannot be read: Ran out of input"),
     ],
     ids=["calls an array", "changes a stand-in", "is an array", "objects", "list", "empty"],
@@ -755,7 +754,7 @@ def test_the_pickle_of_cifar_with_the_right_checksum_is_still_read_without_trust
     tar(data / "cifar-10-python.tar.gz", {f"cifar-10-batches-py/{m}": pickle.dumps(EVIL, 2) for m in members})
     publish("cifar10")
     with pytest.raises(
-        BadInput, match=r"batches.meta in .*10-python.tar.gz cannot be read .* names '(posix|nt).mkdir'"
+        BadInput, match=r"batches.meta in .*10-python.tar.gz cannot be read: .* names '(posix|nt).mkdir'"
     ):
         datasets.load("cifar10", 8)
     assert not Path(EVIL.call[1][0]).exists()

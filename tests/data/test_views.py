@@ -27,9 +27,7 @@ from fewlabel.data.views import (
     apply,
     draw,
     low_level,
-    see,
-    see_all,
-    weak,
+    make_views,
 )
 from fewlabel.engine import run
 from fewlabel.engine.world import World
@@ -40,6 +38,11 @@ SHAPES = [(1, 8), (3, 8), (1, 28), (3, 32), (3, 33), (1, 64)]
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def see(name: str, images: Tensor, rng: torch.Generator) -> Tensor:
+    (view,) = make_views([name], images, rng)
+    return view
 
 
 def photos(count: int = 6, channels: int = 3, size: int = 32, seed: int = 0) -> Tensor:
@@ -84,7 +87,6 @@ CASES: dict[str, tuple[Operation, Pillow, tuple[float, ...]]] = {
     "contrast": (Tone(ops.contrast), lambda i, v: ImageEnhance.Contrast(i).enhance(v), FACTORS),
     "posterize": (Tone(ops.posterize), lambda i, v: ImageOps.posterize(i, int(v)), (1, 2, 4, 5, 7.9, 8)),
     "solarize": (Tone(ops.solarize), lambda i, v: ImageOps.solarize(i, v), (0, 1, 77.5, 128, 255, 256)),
-    "invert": (Tone(ops.invert), lambda i, v: ImageOps.invert(i), (0,) * 6),
     "autocontrast": (Tone(ops.autocontrast), lambda i, v: ImageOps.autocontrast(i), (0,) * 6),
     "equalize": (Tone(ops.equalize), lambda i, v: ImageOps.equalize(i), (0,) * 6),
     "saturation": (Filter(ops.saturation), lambda i, v: ImageEnhance.Color(i).enhance(v), FACTORS),
@@ -271,7 +273,7 @@ def test_without_a_recipe_images_stay_as_they_are():
 
 def test_the_default_weak_view_draws_its_shifts_and_nothing_else():
     rng, alone = generator(3), generator(3)
-    seen = weak(photos(9), rng)
+    seen = see(Experiment().views.weak, photos(9), rng)
     down, right = torch.randint(0, 9, (2, 9), generator=alone)
     assert torch.equal(rng.get_state(), alone.get_state())
     expected = ops.crop(ops.pad(photos(9), 4), down, right, torch.zeros(9, dtype=torch.bool), 32, 32)
@@ -464,6 +466,6 @@ def test_a_run_shows_its_images_as_its_experiment_says(tmp_path: Path):
 @pytest.mark.parametrize("name", ["rscfed", "shift", "fixmatch-strong", "randaugment", "none"])
 def test_views_asked_for_together_are_those_asked_for_one_after_another(name: str) -> None:
     images, one, other = photos(8), generator(3), generator(3)
-    together = see_all([name, "rscfed", name], images, one)
+    together = make_views([name, "rscfed", name], images, one)
     for seen, each in zip(together, (name, "rscfed", name), strict=True):
         assert torch.equal(seen, see(each, images, other))

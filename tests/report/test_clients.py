@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 
 from fewlabel.core.errors import BadInput, StorageError
-from fewlabel.data.partition import Partition, Share, deal
+from fewlabel.data.partition import Holding, Partition, deal
 from fewlabel.experiment import Clients, Labels
 from fewlabel.report.clients import bars, draw, plot, whole
 
 # Client 0: classes 0, 0, 1 with labels. Client 1 is left out. Client 2: 1, 2, 2, 2, 2 and one nobody knows, no labels.
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 2, -1, 0])
 NONE = np.array([], np.int64)
-PARTITION = Partition((Share(np.arange(3), NONE), Share(NONE, NONE), Share(NONE, np.arange(3, 9))), np.array([9]))
+PARTITION = Partition((Holding(np.arange(3), NONE), Holding(NONE, NONE), Holding(NONE, np.arange(3, 9))), np.array([9]))
 
 
 def test_lengths_are_rounded_so_that_their_sum_is():

@@ -1,7 +1,7 @@
-"""Readers of sets that are published as arrays: Fashion-MNIST, CIFAR, SVHN and MedMNIST.
+"""Read the sets that are published as arrays: Fashion-MNIST, CIFAR, SVHN and MedMNIST.
 
-A reader gets the paths of a set's files, whose checksums have been compared by then. It gives labels at once and
-images a few at a time.
+A reader gets the paths of a set's files after their checksums have matched. It returns labels at once and images a few
+at a time.
 """
 
 import gzip
@@ -31,6 +31,7 @@ FASHION = (
 
 
 def fashion_mnist(*paths: Path) -> Raw:
+    """Read images and labels to train on, then those to test on."""
     return Raw(FASHION, {"train": idx(*paths[:2]), "test": idx(*paths[2:])})
 
 
@@ -57,7 +58,7 @@ def idx_shape(file: IO[bytes] | gzip.GzipFile, dimensions: int) -> tuple[int, ..
 
 
 def cifar_binary(path: Path, *, folder: str, train: Sequence[str], test: str, names: str, coarse: int) -> Raw:
-    """Rows of a label, which in CIFAR-100 (`coarse` = 1) a coarser label precedes, and an image."""
+    """Read rows of a label and an image. In CIFAR-100 (`coarse` = 1) a coarser label comes first."""
     unpacked = Unpacked(path, folder, [*train, test, names])
 
     def rows(members: Sequence[str]) -> Iterator[np.ndarray]:
@@ -75,6 +76,7 @@ def cifar_binary(path: Path, *, folder: str, train: Sequence[str], test: str, na
 
 
 def cifar_python(path: Path, *, folder: str, train: Sequence[str], test: str, meta: str, fine: str) -> Raw:
+    """Read pickled dictionaries. Keys of CIFAR-100's labels begin with `fine`."""
     unpacked = Unpacked(path, folder, [*train, test, meta])
 
     def content(member: str) -> dict[bytes, Any]:
@@ -98,7 +100,7 @@ def cifar_python(path: Path, *, folder: str, train: Sequence[str], test: str, me
 
 
 class Unpacked:
-    """Some members of an archive as files, because its own order is not theirs; deleted when nobody reads them."""
+    """Some members of an archive, unpacked into files because they come in no order. Deleted when no longer used."""
 
     def __init__(self, path: Path, folder: str, members: Sequence[str]) -> None:
         with reading(path):
@@ -122,7 +124,7 @@ class Unpacked:
 
 
 def svhn(train: Path, test: Path) -> Raw:
-    """The cropped digits; the digit 0 is published with the label 10."""
+    """Read the cropped digits. The digit 0 is published with the label 10."""
     return Raw(tuple("0123456789"), {"train": svhn_part(train), "test": svhn_part(test)})
 
 
@@ -146,6 +148,7 @@ def svhn_part(path: Path) -> Part:
 
 
 def medmnist(path: Path, *, classes: tuple[str, ...]) -> Raw:
+    """Read one of MedMNIST's sets."""
     with reading(path), np.load(path, allow_pickle=False) as arrays:
         labels = {split: arrays[f"{split}_labels"].reshape(-1) for split in ("train", "val", "test")}
     names = {"train": "train", "validation": "val", "test": "test"}

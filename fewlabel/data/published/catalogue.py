@@ -3,39 +3,39 @@
 from functools import partial
 
 from fewlabel.data.published.arrays import cifar_binary, cifar_python, fashion_mnist, medmnist, svhn
-from fewlabel.data.published.files import File, Form, Source
+from fewlabel.data.published.files import DatasetSource, Edition, PublishedFile
 from fewlabel.data.published.medical import ham10000, isic2018, kept_slices, rsna_ich
 from fewlabel.data.published.medmnist import MEDMNIST, URL
 
 S3 = "https://isic-challenge-data.s3.amazonaws.com/2018/"
 TASK3 = "ISIC2018_Task3_Training"
-METADATA = File("HAM10000_metadata.csv", instead=("HAM10000_metadata",))
+METADATA = PublishedFile("HAM10000_metadata.csv", instead=("HAM10000_metadata",))
 
 
-def fashion_file(name: str, md5: str) -> File:
-    return File(name, f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}", (md5,))
+def fashion_file(name: str, md5: str) -> PublishedFile:
+    return PublishedFile(name, f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}", (md5,))
 
 
-def cifar_file(name: str, md5: str) -> File:
-    return File(name, f"https://www.cs.toronto.edu/~kriz/{name}", (md5,))
+def cifar_file(name: str, md5: str) -> PublishedFile:
+    return PublishedFile(name, f"https://www.cs.toronto.edu/~kriz/{name}", (md5,))
 
 
-def svhn_file(name: str, md5: str) -> File:
-    return File(name, f"http://ufldl.stanford.edu/housenumbers/{name}", (md5,))
+def svhn_file(name: str, md5: str) -> PublishedFile:
+    return PublishedFile(name, f"http://ufldl.stanford.edu/housenumbers/{name}", (md5,))
 
 
-def medmnist_source(name: str) -> Source:
+def medmnist_source(name: str) -> DatasetSource:
     md5, what, (train, validation, test), channels, classes = MEDMNIST[name]
-    file = File(f"{name}.npz", URL.format(name=name), md5)
+    file = PublishedFile(f"{name}.npz", URL.format(name=name), md5)
     colour = "colour" if channels == 3 else "grey"
     about = f"MedMNIST: {what}, {train:,} + {validation:,} + {test:,} {colour} 28x28, {len(classes)} classes"
-    return Source((Form((file,), partial(medmnist, classes=classes)),), about, ("medmnist",))
+    return DatasetSource((Edition((file,), partial(medmnist, classes=classes)),), about, ("medmnist",))
 
 
 CIFAR10 = [f"data_batch_{number}" for number in range(1, 6)]
 CIFAR = {
     "cifar10": (
-        Form(
+        Edition(
             (cifar_file("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
             partial(
                 cifar_binary,
@@ -46,7 +46,7 @@ CIFAR = {
                 coarse=0,
             ),
         ),
-        Form(
+        Edition(
             (cifar_file("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),),
             partial(
                 cifar_python,
@@ -59,7 +59,7 @@ CIFAR = {
         ),
     ),
     "cifar100": (
-        Form(
+        Edition(
             (cifar_file("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
             partial(
                 cifar_binary,
@@ -70,17 +70,17 @@ CIFAR = {
                 coarse=1,
             ),
         ),
-        Form(
+        Edition(
             (cifar_file("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),),
             partial(cifar_python, folder="cifar-100-python", train=["train"], test="test", meta="meta", fine="fine_"),
         ),
     ),
 }
 
-PUBLISHED: dict[str, Source] = {
-    "fashion-mnist": Source(
+PUBLISHED: dict[str, DatasetSource] = {
+    "fashion-mnist": DatasetSource(
         (
-            Form(
+            Edition(
                 (
                     fashion_file("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
                     fashion_file("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
@@ -92,11 +92,11 @@ PUBLISHED: dict[str, Source] = {
         ),
         "clothes, 60,000 + 10,000 grey 28x28, 10 classes",
     ),
-    "cifar10": Source(CIFAR["cifar10"], "photographs, 50,000 + 10,000 colour 32x32, 10 classes"),
-    "cifar100": Source(CIFAR["cifar100"], "photographs, 50,000 + 10,000 colour 32x32, 100 classes"),
-    "svhn": Source(
+    "cifar10": DatasetSource(CIFAR["cifar10"], "photographs, 50,000 + 10,000 colour 32x32, 10 classes"),
+    "cifar100": DatasetSource(CIFAR["cifar100"], "photographs, 50,000 + 10,000 colour 32x32, 100 classes"),
+    "svhn": DatasetSource(
         (
-            Form(
+            Edition(
                 (
                     svhn_file("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
                     svhn_file("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
@@ -106,25 +106,25 @@ PUBLISHED: dict[str, Source] = {
         ),
         "house numbers, 73,257 + 26,032 colour 32x32, 10 classes",
     ),
-    "isic2018": Source(
+    "isic2018": DatasetSource(
         (
-            Form(
+            Edition(
                 (
-                    File(f"{TASK3}_Input.zip", f"{S3}{TASK3}_Input.zip", instead=(f"{TASK3}_Input",)),
-                    File(
+                    PublishedFile(f"{TASK3}_Input.zip", f"{S3}{TASK3}_Input.zip", instead=(f"{TASK3}_Input",)),
+                    PublishedFile(
                         f"{TASK3}_GroundTruth.zip",
                         f"{S3}{TASK3}_GroundTruth.zip",
                         instead=(f"{TASK3}_GroundTruth.csv", f"{TASK3}_GroundTruth"),
                     ),
-                    File(f"{TASK3}_LesionGroupings.csv", f"{S3}{TASK3}_LesionGroupings.csv"),
+                    PublishedFile(f"{TASK3}_LesionGroupings.csv", f"{S3}{TASK3}_LesionGroupings.csv"),
                 ),
                 isic2018,
             ),
-            Form((File("images.zip", instead=("images",)), METADATA), ham10000),
-            Form(
+            Edition((PublishedFile("images.zip", instead=("images",)), METADATA), ham10000),
+            Edition(
                 (
-                    File("HAM10000_images_part_1.zip", instead=("HAM10000_images_part_1",)),
-                    File("HAM10000_images_part_2.zip", instead=("HAM10000_images_part_2",)),
+                    PublishedFile("HAM10000_images_part_1.zip", instead=("HAM10000_images_part_1",)),
+                    PublishedFile("HAM10000_images_part_2.zip", instead=("HAM10000_images_part_2",)),
                     METADATA,
                 ),
                 ham10000,
@@ -133,9 +133,13 @@ PUBLISHED: dict[str, Source] = {
         "skin lesions (HAM10000), 10,015 colour images, 7 classes; by default split 70-10-20 by lesion",
         ("ham10000",),
     ),
-    "rsna-ich": Source(
+    "rsna-ich": DatasetSource(
         tuple(
-            Form((File(stage, instead=(f"{stage}_images",)), File(f"{stage}.csv")), rsna_ich, kept_slices)
+            Edition(
+                (PublishedFile(stage, instead=(f"{stage}_images",)), PublishedFile(f"{stage}.csv")),
+                rsna_ich,
+                kept_slices,
+            )
             for stage in ("stage_2_train", "stage_1_train")
         ),
         "brain haemorrhages (RSNA 2019, by hand from Kaggle), grey CT, 5 classes; by default split 70-10-20 by patient",
@@ -145,4 +149,4 @@ PUBLISHED: dict[str, Source] = {
     **{name: medmnist_source(name) for name in MEDMNIST},
 }
 
-REFUSED = {"chestmnist": "its images have any number of 14 labels, and every method here needs just one of each image"}
+REFUSED = {"chestmnist": "its images have any number of 14 labels, and every method here needs exactly one per image"}

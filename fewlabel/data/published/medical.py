@@ -1,4 +1,4 @@
-"""Readers of ISIC 2018, HAM10000 and RSNA's brain haemorrhages: JPEG and DICOM files, and tables about them."""
+"""Read ISIC 2018, HAM10000 and RSNA's brain haemorrhages: JPEG or DICOM files, and tables with their labels."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ BRAIN = (40.0, 80.0)  # centre and width of the window, in Hounsfield units
 
 
 def isic2018(images: Path, truth: Path, lesions: Path) -> Raw:
-    """As published for task 3: a column of zeros and ones for each class, and the lesion of each image in a file."""
+    """Read task 3 as published: a column of zeros and ones for each class, and the lesion of each image in a file."""
     lesion = {row["image"]: row["lesion_id"] for row in table(lesions)}
     found = {}
     with reading(truth):
@@ -35,7 +35,7 @@ def isic2018(images: Path, truth: Path, lesions: Path) -> Raw:
 
 
 def ham10000(*paths: Path) -> Raw:
-    """As published at Harvard Dataverse: images in one archive or more, and last the metadata."""
+    """Read what Harvard Dataverse publishes: one archive of images or more, and last the metadata."""
     *images, metadata = paths
     with reading(metadata):
         found = {row["image_id"]: (row["dx"], row["lesion_id"]) for row in table(metadata)}
@@ -43,7 +43,7 @@ def ham10000(*paths: Path) -> Raw:
 
 
 def table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file, which may lie in an archive or a folder of its own."""
+    """Read the rows of a CSV file, which may lie in an archive or a folder."""
     with reading(path):
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -55,12 +55,12 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 def dermoscopy(sources: Sequence[Path], found: dict[str, tuple[str, str]], truth: Path) -> Raw:
-    """Images in the order of their ids, the same whatever form they came in."""
+    """Read images in the order of their ids, which is the same in every edition."""
     names = sorted(found)
     with reading(truth):
         label = np.array([LESIONS.index(found[name][0]) for name in names])
     lesion = np.array([found[name][1] for name in names])
-    stores = [Store(source) for source in sources]
+    stores = [JpegFiles(source) for source in sources]
     missing = [name for name in names if not any(name in store.names for store in stores)]
     if missing:
         where = " and ".join(map(str, sources))
@@ -75,8 +75,8 @@ def dermoscopy(sources: Sequence[Path], found: dict[str, tuple[str, str]], truth
     return Raw(LESIONS, {"all": Part(label, read, lesion)})
 
 
-class Store:
-    """JPEG files by their name without its ending, in an archive or a folder."""
+class JpegFiles:
+    """JPEG files in an archive or a folder, by their names without suffix."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +86,7 @@ class Store:
         self.names = {Path(name).stem: name for name in inside if name.lower().endswith((".jpg", ".jpeg"))}
 
     def image(self, name: str, size: int) -> np.ndarray:
-        """Resized while it is decoded: JPEG can leave out what a smaller image does not need."""
+        """Decode and resize an image. JPEG can leave out what a smaller image does not need."""
         from PIL import Image
 
         member = self.names[name]
@@ -102,12 +102,12 @@ class Store:
 
 
 def rsna_ich(slices: Path, truth: Path) -> Raw:
-    """All slices with just one of the five subtypes, of which FedIRM drew 25,000 that it does not name.
+    """Read all slices with exactly one of the five subtypes. FedIRM drew 25,000 of them, but does not say which.
 
-    ID_6431af929 is left out: its pixels are cut short as they are published.
+    ID_6431af929 is left out, because its published file is cut short.
     """
-    told = haemorrhages(truth)
-    names = single(told)
+    labels = haemorrhages(truth)
+    names = single(labels)
     files = [slices / f"{name}.dcm" for name in names]
 
     def read(size: int) -> Iterator[np.ndarray]:
@@ -115,34 +115,35 @@ def rsna_ich(slices: Path, truth: Path) -> Raw:
         for start in range(0, len(files), step):
             yield np.stack([ct_slice(file, size) for file in files[start : start + step]])
 
-    label = np.array([told[name].index(1) for name in names])
+    label = np.array([labels[name].index(1) for name in names])
     patients = np.array([patient(file) for file in files])
     return Raw(HAEMORRHAGES, {"all": Part(label, read, patients, scale={"window": BRAIN})})
 
 
-def single(told: dict[str, bytearray]) -> list[str]:
-    return sorted(name for name, said in told.items() if said[:5].count(1) == 1 and name != "ID_6431af929")
+def single(labels: dict[str, bytearray]) -> list[str]:
+    """List the slices with exactly one subtype."""
+    return sorted(name for name, label in labels.items() if label[:5].count(1) == 1 and name != "ID_6431af929")
 
 
 def kept_slices(slices: Path, truth: Path) -> list[Path]:
-    """What `rsna_ich` reads: an eighth of some 750,000 files."""
+    """List the files that `rsna_ich` reads: an eighth of some 750,000."""
     return [slices / f"{name}.dcm" for name in single(haemorrhages(truth))]
 
 
 def haemorrhages(truth: Path) -> dict[str, bytearray]:
-    """Zeros and ones of each slice, for its subtypes and for any; some of its six rows are published twice."""
-    told: dict[str, bytearray] = {}
+    """Read for each slice six zeros and ones: for its subtypes and for any. Some rows are published twice."""
+    labels: dict[str, bytearray] = {}
     with reading(truth), truth.open(newline="", encoding="utf-8-sig") as file:
         for row in csv.DictReader(file):
             name, kind = row["ID"].rsplit("_", 1)
-            said, place, label = told.setdefault(name, bytearray(b"??????")), KINDS.index(kind), int(row["Label"])
-            if said[place] not in (ord("?"), label):
-                raise ValueError(f"{row['ID']} is both {said[place]} and {label}")
-            said[place] = label
-        for name, said in told.items():
-            if max(said) > 1:
+            label, place, value = labels.setdefault(name, bytearray(b"??????")), KINDS.index(kind), int(row["Label"])
+            if label[place] not in (ord("?"), value):
+                raise ValueError(f"{row['ID']} is both {label[place]} and {value}")
+            label[place] = value
+        for name, label in labels.items():
+            if max(label) > 1:
                 raise ValueError(f"{name} does not have a 0 or 1 for each of {', '.join(KINDS)}")
-    return told
+    return labels
 
 
 def patient(file: Path) -> str:
