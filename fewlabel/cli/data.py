@@ -55,7 +55,7 @@ def check(
         list[str] | None, Option("--column", metavar="A=B", help="A table's column, such as label=dx; repeatable.")
     ] = None,
     skip: Annotated[
-        bool, Option("--skip-unreadable", help="Leave them out, as data.unreadable = 'skip' does.")
+        bool, Option("--skip-unreadable", help="Leave such files out, as data.unreadable = 'skip' does.")
     ] = False,
     form: Format = Form.TEXT,
 ) -> None:
