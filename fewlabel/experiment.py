@@ -278,7 +278,7 @@ class Experiment:
 
     def _refuse_unused(self) -> None:
         """Refuse settings that would change nothing: whoever set them expects something else."""
-        from fewlabel.data.own.read import KINDS, TABLES
+        from fewlabel.data.own.listing import KINDS, TABLES
 
         how, at = self.clients.partition, self.labels.at
         belongs = {

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from fewlabel.cli.data import Form, Format
+from fewlabel.cli.options import Form, Format
 from fewlabel.core.errors import StorageError
 
 MANY = 10  # faults that are told

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fewlabel.cli.data import Form, Format
-from fewlabel.cli.options import RUNS, Changes, Layout, Out, Resume, Tables, table_of, tell, words
+from fewlabel.cli.options import RUNS, Changes, Form, Format, Layout, Out, Resume, Tables, table_of, tell, words
 from fewlabel.core import schema
 from fewlabel.core.errors import BadInput, RunFailed
 from fewlabel.deploy import keys, processes, submit, superlink

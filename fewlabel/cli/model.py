@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from fewlabel.cli.data import Form, Format, show_lines
+from fewlabel.cli.data import show_lines
+from fewlabel.cli.options import Form, Format
 from fewlabel.core.errors import BadInput
 
 if TYPE_CHECKING:

@@ -25,6 +25,18 @@ class Layout(StrEnum):
     JSON = "json"
 
 
+class Form(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class Kind(StrEnum):
+    FOLDER = "folder"
+    CSV = "csv"
+    NPZ = "npz"
+    DICOM = "dicom"
+
+
 class Backend(StrEnum):
     SIMULATOR = "simulator"
     FLOWER_RAY = "flower-ray"
@@ -72,6 +84,7 @@ Track = Annotated[
     str | None,
     Option("--track", metavar="A,B", callback=check_track, help="Rounds for tensorboard, mlflow, or both, too."),
 ]
+Format = Annotated[Form, Option("--format", help="json: exactly one JSON document on stdout.")]
 Tables = Annotated[
     Layout, Option("--format", metavar="FORM", help="text, markdown, latex; csv or json with all numbers, unrounded.")
 ]

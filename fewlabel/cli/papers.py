@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from fewlabel.cli.data import Form, Format
-from fewlabel.cli.options import RUNS, Changes, DataDir, Device, Out, Seeds, Workers, seeds_axis, settings
+from fewlabel.cli.options import RUNS, Changes, DataDir, Device, Form, Format, Out, Seeds, Workers, seeds_axis, settings
 from fewlabel.cli.run import run_all
 from fewlabel.core.errors import BadInput
 

@@ -11,8 +11,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from fewlabel.cli.data import Form, Format
-from fewlabel.cli.options import Layout, Tables
+from fewlabel.cli.options import Form, Format, Layout, Tables
 from fewlabel.core.errors import BadInput
 
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fewlabel.cli.data import Kind
-from fewlabel.cli.options import tell, words
+from fewlabel.cli.options import Kind, tell, words
 from fewlabel.core import schema
 from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.deploy import keys, processes

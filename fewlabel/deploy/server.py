@@ -15,7 +15,7 @@ from fewlabel.core.errors import BadInput, FewLabelError, RunFailed, StorageErro
 from fewlabel.core.federation import ClientInfo
 from fewlabel.core.schema import Count, Positive
 from fewlabel.data import datasets
-from fewlabel.data.partition import Partition, Share
+from fewlabel.data.partition import Holding, Partition
 from fewlabel.data.site_files import TERMS, Pixels, Terms
 from fewlabel.deploy import site
 from fewlabel.engine.executor import Outcome
@@ -103,7 +103,7 @@ def server_world(
     empty = site.seen(torch.empty(shape, dtype=torch.uint8), experiment, plan.terms)
     splits["train"] = splits.pop("server", datasets.Split(empty, torch.empty(0, dtype=torch.int64)))
     shares = tuple(
-        Share(elsewhere(info.num_labeled), elsewhere(info.num_unlabeled))
+        Holding(elsewhere(info.num_labeled), elsewhere(info.num_unlabeled))
         for info in (clients.get(client, ClientInfo(client, 0, 0)) for client in range(max(clients) + 1))
     )
     return site.world(experiment, plan.terms, splits, Partition(shares, np.arange(len(splits["train"]))), tested)

@@ -31,8 +31,8 @@ from fewlabel.core.schema import Natural
 from fewlabel.core.tasks import tasks
 from fewlabel.data import datasets
 from fewlabel.data.images import Images
-from fewlabel.data.own.listing import guess
-from fewlabel.data.partition import Partition, Share, nothing
+from fewlabel.data.own.listing import guess_kind
+from fewlabel.data.partition import Holding, Partition, nothing
 from fewlabel.data.site_files import TERMS, Pixels, Terms
 from fewlabel.deploy import site_log
 from fewlabel.engine.executor import Job
@@ -234,8 +234,8 @@ def site_world(place: Place, experiment: Experiment, terms: Terms) -> World:
     """The world as a site knows it: its own images, and nobody else's."""
     splits = images(Path(place.data), place.kind, experiment, terms)
     labels = splits["train"].labels.numpy()
-    own = Share(np.flatnonzero(labels >= 0), np.flatnonzero(labels < 0))
-    others = (Share(nothing(), nothing()),) * place.client
+    own = Holding(np.flatnonzero(labels >= 0), np.flatnonzero(labels < 0))
+    others = (Holding(nothing(), nothing()),) * place.client
     return world(experiment, terms, splits, Partition((*others, own), nothing()))
 
 
@@ -249,7 +249,7 @@ def testable(world: World) -> int:
 def images(path: Path, kind: str, experiment: Experiment, terms: Terms) -> dict[str, datasets.Split]:
     """Images that lie here, to train and perhaps to test on, read as the federation's terms say."""
     found = datasets.load(
-        kind or guess(path),
+        kind or guess_kind(path),
         terms.image_size,
         channels=terms.channels,
         path=str(path),

@@ -14,8 +14,8 @@ from fewlabel.core.federation import ClientInfo, Site
 from fewlabel.core.images import Labeled, Tally, Unlabeled
 from fewlabel.core.rng import Rng
 from fewlabel.data import datasets
-from fewlabel.data.own.read import TABLES
-from fewlabel.data.partition import Partition, Share
+from fewlabel.data.own.listing import TABLES
+from fewlabel.data.partition import Holding, Partition
 from fewlabel.engine import record
 from fewlabel.engine.executor import SERVER_ID
 from fewlabel.experiment import Experiment, load
@@ -63,7 +63,7 @@ class World:
                 pretrained=pretrained,
             )
 
-    def share(self, client: int, round: int) -> Share:
+    def share(self, client: int, round: int) -> Holding:
         """A client's images in a round."""
         return self.partition.shares[client].at(round, self.experiment.stream)
 
@@ -99,7 +99,7 @@ class World:
     def site(self, client: int, round: int, rng: Rng, model: torch.nn.Module, **more: Any) -> Site[Any]:
         """A client's site, or the server's."""
         if client == SERVER_ID:
-            share = Share(self.partition.server, self.partition.server[:0])
+            share = Holding(self.partition.server, self.partition.server[:0])
             validation = self.whole("validation", rng) if "validation" in self.measured else None
         else:
             share, validation = self.share(client, round), None

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fewlabel.core import storage
 from fewlabel.core.described import leaves
 from fewlabel.core.errors import BadInput, StorageError
-from fewlabel.data.own import read
+from fewlabel.data.own import listing
+from fewlabel.data.own.layouts import list_images
 from fewlabel.data.own.listing import counted
 from fewlabel.data.partition import Partition
 from fewlabel.data.splits import DRAWN, SPLITS
@@ -239,10 +240,10 @@ def split_of(data: Data) -> str:
     """How it was decided which images train, validate and test."""
     split: str = data.split
     if split == "published":
-        if data.name not in read.KINDS:
+        if data.name not in listing.KINDS:
             return f"split `{split}`, or where none is published `{DRAWN}`"
         try:
-            if read.find(data.name, data.path, data.columns).splits:
+            if list_images(data.name, data.path, data.columns).splits:
                 return "with the split that it came with"
         except BadInput:
             return "with the split that it came with, or else a drawn one"  # it is no longer there to be asked

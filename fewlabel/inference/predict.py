@@ -25,10 +25,10 @@ from fewlabel.core.tree import Tree
 from fewlabel.data import pictures
 from fewlabel.data.datasets import recolour, resize
 from fewlabel.data.images import Images
+from fewlabel.data.npz import npz_images
 from fewlabel.data.own.layouts import files_below, is_image
 from fewlabel.data.own.listing import counted
 from fewlabel.data.pictures import Unreadable
-from fewlabel.data.published.readers import npz_images
 from fewlabel.engine.card import Card
 
 UNSURE_BELOW = 0.8

@@ -213,9 +213,9 @@ def lacking(data: str) -> str:
     from fewlabel.data import datasets
     from fewlabel.data.published import files
 
-    source = datasets.source(data)
+    source = datasets.source_of(data)
     try:
-        if source.forms:  # else images of one's own, about which the run knows more
+        if source.editions:  # else images of one's own, about which the run knows more
             files.find(data, source)
     except BadInput as error:
         return str(error)

@@ -405,8 +405,10 @@ DRAWN: dict[type[Plot], Callable[[Row, Any], Iterator[Drawing]]] = {
 
 def holdings(words: str, row: Row) -> Drawing | None:
     """The classes of each client's images, and who has labels."""
-    import matplotlib
+    import numpy as np
     from matplotlib.figure import Figure
+
+    from fewlabel.report.clients import stack
 
     result = row.results[0]
     partition, classes = result.partition, result.classes
@@ -420,24 +422,14 @@ def holdings(words: str, row: Row) -> Drawing | None:
         shown.insert(0, ("server", partition["server"]["classes"], size, size))
     figure = Figure(figsize=(WIDE, max(2.4, 0.24 * len(shown) + 1.6)), layout="constrained")
     axes = figure.subplots()
-    colors = matplotlib.colormaps["tab10" if len(classes) <= 10 else "tab20" if len(classes) <= 20 else "turbo"]
-    rising = [0] * len(shown)
-    for number, name in enumerate(classes):
-        counts = [histogram[number] for _, histogram, _, _ in shown]
-        color = colors(number if len(classes) <= 20 else number / len(classes))
-        axes.barh(range(len(shown)), counts, left=rising, color=color, label=name if len(classes) <= 20 else None)
-        rising = [a + b for a, b in zip(rising, counts, strict=True)]
-    unknown = [total - known for (_, _, _, total), known in zip(shown, rising, strict=True)]
-    if any(unknown):
-        axes.barh(range(len(shown)), unknown, left=rising, color=GREY, label="not known")
     names = [who if not has else f"{who} ● {'all' if has == total else has} labeled" for who, _, has, total in shown]
-    for text, (_, _, has, _) in zip(axes.set_yticks(range(len(shown)), names), shown, strict=True):
-        text.label1.set_fontweight("bold" if has else "normal")
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.04 * max(total for _, _, _, total in shown) or None)
+    totals = [total for _, _, _, total in shown]
+    stack(axes, names, classes, {1.0: np.array([histogram for _, histogram, _, _ in shown])}, totals)
+    for text, (_, _, has, _) in zip(axes.get_yticklabels(), shown, strict=True):
+        text.set_fontweight("bold" if has else "normal")
+    axes.set_xlim(0, 1.04 * max(totals) or None)
     axes.set_xlabel("images")
     axes.set_ylabel("client")
-    axes.spines[["top", "right"]].set_visible(False)
     left = len(clients) - MOST_CLIENTS
     caption = f"Images of each client by class{', ' + words if words else ''}; ● has labels; seed {result.seed}"
     caption += f"; {left} more clients not shown" if left > 0 else ""
