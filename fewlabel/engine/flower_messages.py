@@ -1,4 +1,4 @@
-"""How bytes travel in Flower's messages: named parts in one ConfigRecord, for sites elsewhere and for Ray's nodes."""
+"""How bytes travel in Flower's messages: named parts in one ConfigRecord, to sites and to the nodes of a simulation."""
 
 from collections.abc import Iterable
 
@@ -23,12 +23,12 @@ def receive(grid: Grid, sent: Iterable[str]) -> list[tuple[str, Message]]:
 
 
 def answer(message: Message, **parts: bytes | str | None) -> Message:
-    """A node's reply to a message."""
+    """Return a node's reply to a message."""
     record = ConfigRecord({name: part for name, part in parts.items() if part is not None})
     return Message(RecordDict({RECORD: record}), reply_to=message)
 
 
 def printable(text: str) -> str:
-    """Shorten a text that somebody else wrote, and keep only what can be shown."""
+    """Shorten a text that somebody else wrote, and keep only letters that can be shown."""
     short = " ".join(text.split())[:300]
     return "".join(letter if letter.isprintable() else "?" for letter in short)
