@@ -8,6 +8,7 @@ from typer import Argument, Option
 
 from fewlabel.cli.data import Form, Format
 from fewlabel.core.errors import StorageError
+from fewlabel.deploy.site_log import FILE, verify
 
 MANY = 10  # faults that are shown
 
@@ -32,8 +33,6 @@ def audit(
       fewlabel audit state/audit.jsonl
       fewlabel audit state/audit.jsonl --head 1f3c9a0b
     """
-    from fewlabel.deploy.site_log import FILE, verify
-
     path = file / FILE if file.is_dir() else file
     account = verify(path)
     if account.faults:

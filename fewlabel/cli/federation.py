@@ -14,7 +14,9 @@ from fewlabel.cli.options import RUNS, Changes, Layout, Out, Resume, Tables, tab
 from fewlabel.core import schema
 from fewlabel.core.errors import BadInput
 from fewlabel.deploy import keys, members, processes, submit, superlink
+from fewlabel.deploy import status as federation_status
 from fewlabel.engine import record
+from fewlabel.report.results import Result
 from fewlabel.report.terminal import show_result, span, tell
 
 app = typer.Typer(suggest_commands=False, rich_markup_mode="rich")
@@ -221,7 +223,6 @@ def run(
     from fewlabel.deploy.run_plan import prepare
     from fewlabel.deploy.site import load_terms
     from fewlabel.experiment import read
-    from fewlabel.report.results import Result
 
     folder = opened(folder)
     if resume is not None:
@@ -279,9 +280,7 @@ def status(folder: Directory, form: Format = Form.TEXT) -> None:
       fewlabel federation status lungs
       fewlabel federation status lungs --format json
     """
-    from fewlabel.deploy.status import status
-
-    found = status(opened(folder))
+    found = federation_status.status(opened(folder))
     if form == "json":
         return print(json.dumps(found, indent=1))
     serving = f"served by process {found['process']}" if found["process"] else "not served"

@@ -14,7 +14,7 @@ from fewlabel.cli.data import Kind
 from fewlabel.cli.options import words
 from fewlabel.core.errors import BadInput, FewLabelError
 from fewlabel.deploy import join as joining
-from fewlabel.deploy import keys, members, processes, site_check, site_folder
+from fewlabel.deploy import keys, members, processes, site_check, site_folder, site_process
 from fewlabel.report.terminal import tell
 
 app = typer.Typer(suggest_commands=False, rich_markup_mode="rich")
@@ -188,8 +188,7 @@ def leave(folder: Directory = Path("site")) -> None:
 def answer(folder: Directory = Path("site")) -> None:
     """Answer the messages that Flower's node passes on. `fewlabel site join` starts this."""
     from fewlabel.deploy.site import reply
-    from fewlabel.deploy.site_process import serve
 
     folder, found = opened(folder)
     with suppress(KeyboardInterrupt):
-        serve(partial(reply, vars(found.place)), folder / site_folder.SOCKET)
+        site_process.serve(partial(reply, vars(found.place)), folder / site_folder.SOCKET)

@@ -51,10 +51,6 @@ directory = ""
 """
 
 
-class NoReply(FewLabelError):
-    """An error that Flower sends instead of a site's reply."""
-
-
 def write_app(folder: Path) -> Path:
     """Write the app that `flwr run` submits. Every installation of this version writes the same bytes."""
     app = folder / "fewlabel-app"
@@ -68,29 +64,6 @@ def app_file() -> bytes:
 
 
 # The server
-
-
-def upload_of(reply: Message, limit: int) -> bytes | None:
-    """Return the upload in a site's reply. Raise an error with the reason if there is none, or if it is too large."""
-    if reply.has_error():
-        if reply.error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
-            raise NoReply("no reply came before the deadline")
-        raise NoReply(f"Flower says: {printable(reply.error.reason or str(reply.error.code))}")
-    found = reply.content.get(RECORD)
-    if not isinstance(found, ConfigRecord):
-        raise BadInput("its reply is not one of fewlabel's")
-    if "refused" in found:
-        raise BadInput(f"it refused: {printable(str(found['refused']))}")
-    if "failed" in found:
-        raise BadInput(f"its task failed: {printable(str(found['failed']))}")
-    upload = found.get("upload")
-    if upload is None:
-        return None
-    if not isinstance(upload, bytes):
-        raise BadInput("its upload is refused: it is not bytes")
-    if len(upload) > limit:
-        raise BadInput(f"its upload is refused: it has {len(upload)} bytes, more than {limit}")
-    return upload
 
 
 def run_server(grid: Grid, context: Context) -> None:

@@ -9,7 +9,6 @@ from fewlabel.core import tree, wire
 from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.core.federation import ClientInfo, Model
 from fewlabel.core.rng import preserved
-from fewlabel.deploy import flower
 from fewlabel.deploy.messages import MAX_IMAGES, MAX_INTRODUCTION, Introduction, Order
 from fewlabel.deploy.run_plan import RunPlan
 from fewlabel.engine import flower_messages, run
@@ -70,11 +69,11 @@ class Nodes:
         for sent, reply in flower_messages.receive(self.grid, self._asked):
             node = self._asked.pop(sent)
             try:
-                introduction = wire.unpack(Introduction, flower.upload_of(reply, MAX_INTRODUCTION) or b"")
+                introduction = wire.unpack(Introduction, flower_messages.upload_of(reply, MAX_INTRODUCTION) or b"")
                 self._check(node, introduction)
                 self.claims[node] = introduction
                 self.refused.pop(node, None)
-            except flower.NoReply:
+            except flower_messages.NoReply:
                 continue  # it is asked again as long as it is there
             except FewLabelError as error:
                 self.refused[node] = str(error)
@@ -178,7 +177,7 @@ class NodeExecutor:
         for sent, reply in flower_messages.receive(self.nodes.grid, self._sent):
             ticket = self._sent.pop(sent).ticket
             try:
-                self.tickets.close(ticket, Outcome(flower.upload_of(reply, self.max_upload), {}))
+                self.tickets.close(ticket, Outcome(flower_messages.upload_of(reply, self.max_upload), {}))
             except FewLabelError as error:
                 self.tickets.close(ticket, Outcome(None, {}, str(error)))
         for sent, job in list(self._sent.items()):
