@@ -33,6 +33,15 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+def until(condition: Callable[[], object], seconds: float = 300) -> float:
+    """Wait for something to be true. Return for how many seconds."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, "it did not come true"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
 class Processes(processes.Programs):
     """A SuperLink, and a node and a site process for each site, below a folder of their own.
 
@@ -128,13 +137,3 @@ class Processes(processes.Programs):
         """Run what is laid out in a directory. Return what was printed."""
         self.submit(directory).wait(timeout)
         return self.log(f"run-{directory.name}").read_text()
-
-    def until(self, condition: Callable[[], object], seconds: float = 300) -> float:
-        """Wait for something to be true. Return for how many seconds."""
-        began = time.monotonic()
-        while not condition():
-            if time.monotonic() - began > seconds:
-                told = {name: self.last_error(name) for name in self.started}
-                raise TimeoutError(f"it did not come true in {seconds} s: {told}")
-            time.sleep(0.05)
-        return time.monotonic() - began

@@ -177,13 +177,12 @@ def serve(
     programs = processes.Programs(folder, processes.flower_environment(folder / superlink.HOME))
     commands = superlink.commands(folder, outside, inside, insecure)
     if printing:
-        shown = (processes.command_line(programs.environment, command) for command in commands.values())
-        return print("\n".join(shown))
+        return print(programs.shown(commands))
     if insecure:
         tell(f"whoever reaches {listen or address} can run programs on this machine; use --insecure only to rehearse")
     elif keys.renew_if_due(folder, address):
         tell("the server's certificate was about to end, so it has a new one; sites trust it as they did the old one")
-    superlink.serve(folder, programs, commands, outside, inside)
+    superlink.serve(programs, commands, outside, inside)
     return tell("no longer serving")
 
 

@@ -147,15 +147,15 @@ def join(
     folder, found = opened(folder)
     if not insecure:
         keys.load_key(Path(found.key))  # raises if something is wrong with it
-    environment = processes.flower_environment(folder / "flower")
+    programs = processes.Programs(folder, processes.flower_environment(folder / "flower"))
     commands = joining.commands(folder, found, insecure)
     if printing:
-        return print("\n".join(processes.command_line(environment, command) for command in commands.values()))
+        return print(programs.shown(commands))
     if not yes:
         ask_for_consent(members.read_trust(Path(found.trust)).name, found.place.methods)
     if not insecure:
         joining.check_server(Path(found.trust))
-    joining.take_part(folder, found, environment, commands)
+    joining.take_part(programs, commands, found)
     return tell("left the federation")
 
 

@@ -4,7 +4,6 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -44,15 +43,15 @@ def check_server(trust: Path) -> None:
         check_connection(trust)
 
 
-def take_part(folder: Path, site: SiteFile, environment: Mapping[str, str], commands: Mapping[str, list[str]]) -> None:
+def take_part(programs: processes.Programs, commands: dict[str, list[str]], site: SiteFile) -> None:
     """Run a site's programs until Ctrl-C. Start one again if it dies."""
-    federation, programs = members.read_trust(Path(site.trust)), processes.Programs(folder, environment)
+    federation = members.read_trust(Path(site.trust))
     start = {PROCESS: start_process, NODE: start_node}
     with suppress(KeyboardInterrupt), processes.interruptible(), programs.cleaned_up():
         for name in start:
             start[name](programs, commands[name])
         who = f"client {site.place.client} of '{federation.name}' at {federation.address}"
-        tell(f"joined as {who}; press Ctrl-C to leave; logs are in {folder}")
+        tell(f"joined as {who}; press Ctrl-C to leave; logs are in {programs.folder}")
         deaths: list[float] = []
         while True:
             if (gone := programs.first_ended()) is not None:

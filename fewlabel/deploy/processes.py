@@ -75,6 +75,11 @@ class Programs:
             )
         return self.started[name]
 
+    def shown(self, commands: Mapping[str, Sequence[str]]) -> str:
+        """Return commands as you would type them, one in a line."""
+        before = ["env", *(f"{name}={value}" for name, value in self.environment.items())]
+        return "\n".join(shlex.join([*before, *command]) for command in commands.values())
+
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
@@ -250,8 +255,3 @@ def last_error(output: str) -> str:
     last = errors[-1].partition("\n\n")[0] if errors else BOX.sub("", output).strip().rpartition("\n")[2]
     words = " ".join("".join(letter if letter.isprintable() else " " for letter in last).split())
     return words.removeprefix("ERROR").lstrip(" :")[:300] or "it printed nothing"
-
-
-def command_line(environment: Mapping[str, str], command: Sequence[str]) -> str:
-    """Return a command as you would type it."""
-    return shlex.join(["env", *(f"{name}={value}" for name, value in environment.items()), *command])

@@ -54,11 +54,9 @@ def address_text(address: Address) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def serve(
-    folder: Path, programs: processes.Programs, commands: dict[str, list[str]], outside: Address, inside: Address
-) -> None:
+def serve(programs: processes.Programs, commands: dict[str, list[str]], outside: Address, inside: Address) -> None:
     """Serve a federation until Ctrl-C, or until one of its programs ends."""
-    insecure, (host, port) = GATEWAY not in commands, outside
+    folder, insecure, (host, port) = programs.folder, GATEWAY not in commands, outside
     with suppress(KeyboardInterrupt), processes.interruptible(), programs.cleaned_up():
         processes.refuse_taken(host, port)
         connect(folder, inside, insecure)

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,7 +24,8 @@ from tests.cli.test_main import ROOT, Command
 from tests.deploy.federated import experiment, lines, simulated, weights
 from tests.deploy.test_gateway import signed
 from tests.deploy.test_members import admit, enrolled
-from tests.flower_processes import free_ports
+from tests.deploy.test_submit import stand_in
+from tests.flower_processes import free_ports, until
 from tests.hosts import Host, hosts, permitted
 
 fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
@@ -176,10 +176,7 @@ def test_a_run_that_is_interrupted_after_its_end_is_completed(
     lungs: Path, fewlabel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a stand-in for Flower's command, at whose end Ctrl-C comes in."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "flwr").write_text(LATE.format(python=sys.executable))
-    (tmp_path / "bin" / "flwr").chmod(0o755)
-    monkeypatch.setattr(processes, "BIN", tmp_path / "bin")
+    stand_in(LATE, tmp_path / "bin", monkeypatch)
     (tmp_path / "e.toml").write_text('method = "labels-only"\n')
     superlink.connect(lungs, ("127.0.0.1", 1), insecure=False)
     with processes.in_use(lungs):
@@ -240,13 +237,6 @@ def test_a_run_is_resumed_with_the_keys_that_it_began_with(
     assert (found.code, found.err) == (2, f"fewlabel: run was begun {how}, and can only be resumed so\n")
 
 
-def until(true, seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 # All of it
 
 
@@ -257,6 +247,22 @@ class Session:
         self.folder, self.hosts, self.left = folder, hosts, dict[str, subprocess.Popen]()
         paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+    def set_up(self, sites: int, rounds: int) -> int:
+        """Create a federation, and a site for each client. Return the port at which sites will reach it."""
+        (self.folder / "e.toml").write_text(
+            f'method = "labels-only"\nrounds = {rounds}\nseed = 5\nmodel = "tests.nets:tiny"\n'
+            f'[data]\nname = "digits"\nimage_size = 16\n[clients]\ncount = {sites}\nalpha = 2.0\n'
+        )
+        (port,) = free_ports(1)
+        address = f"{self.hosts[0].address if self.hosts else '127.0.0.1'}:{port}"
+        self.run("data split e.toml --to sites")
+        self.run(f"federation init fed --address {address} --terms sites/terms.json --methods labels-only")
+        for n in range(sites):
+            who = f"--name s{n} --client {n} --data sites/client-{n}"
+            self.run(f"site init site-{n} --trust fed/trust {who} --modules tests.nets")
+        self.run("federation enrol fed site-0/enrolment.json")  # before it is served, and the others while it is
+        return port
 
     def command(self, words: str) -> list[str]:
         site = re.match(r"site \w+ site-(\d)", words)
@@ -308,19 +314,8 @@ def machines() -> Iterator[list[Host]]:
 @pytest.mark.slow
 def test_three_sites(tmp_path: Path, machines: list[Host]) -> None:
     """From nothing to a trained model by commands alone: one site with labels, two without, the simulator's bits."""
-    (tmp_path / "e.toml").write_text(
-        'method = "labels-only"\nrounds = 2\nseed = 5\nmodel = "tests.nets:tiny"\n'
-        '[data]\nname = "digits"\nimage_size = 16\n[clients]\ncount = 3\nalpha = 2.0\n'
-    )
     session = Session(tmp_path, machines)
-    (port,) = free_ports(1)
-    session.run("data split e.toml --to sites")
-    address = machines[0].address if machines else "127.0.0.1"
-    session.run(f"federation init fed --address {address}:{port} --terms sites/terms.json --methods labels-only")
-    for n in range(3):
-        who = f"--name s{n} --client {n} --data sites/client-{n}"
-        session.run(f"site init site-{n} --trust fed/trust {who} --modules tests.nets")
-    session.run("federation enrol fed site-0/enrolment.json")  # before it is served, and the others while it is
+    port = session.set_up(sites=3, rounds=2)
     try:
         session.begin("serve", "federation serve fed", "serving at")
         for n in (1, 2):
@@ -355,18 +350,8 @@ def test_three_sites(tmp_path: Path, machines: list[Host]) -> None:
 @pytest.mark.slow
 def test_sites_come_and_go(tmp_path: Path) -> None:
     """One site with labels, one without: cut off, back, away in mid-run, back, and removed; each of it is told."""
-    (tmp_path / "e.toml").write_text(
-        'method = "labels-only"\nrounds = 8\nseed = 5\nmodel = "tests.nets:tiny"\n'
-        '[data]\nname = "digits"\nimage_size = 16\n[clients]\ncount = 2\nalpha = 2.0\n'
-    )
     session, fed = Session(tmp_path), tmp_path / "fed"
-    (port,) = free_ports(1)
-    session.run("data split e.toml --to sites")
-    session.run(f"federation init fed --address 127.0.0.1:{port} --terms sites/terms.json --methods labels-only")
-    for n in range(2):
-        who = f"--name s{n} --client {n} --data sites/client-{n}"
-        session.run(f"site init site-{n} --trust fed/trust {who} --modules tests.nets")
-    session.run("federation enrol fed site-0/enrolment.json")
+    session.set_up(sites=2, rounds=8)
     joined = "joined as client {} of 'fed'"
     try:
         session.begin("serve", "federation serve fed", "serving at")

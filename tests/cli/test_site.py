@@ -173,6 +173,6 @@ def test_nobody_joins_without_consent_to_what_leaves(images: Path, fewlabel: Com
     assert fewlabel(*INIT).code == 0
     found = fewlabel("site", "join")
     assert found.code == 2
-    assert "This leaves a site that takes part in 'labels-only'." in found.err
+    assert "If you take part in 'labels-only', this leaves your site." in found.err
     assert found.err.endswith("there is nobody to ask for consent; if you have read this and agree, add --yes\n")
     assert not list((tmp_path / "site").glob("*.log"))

@@ -18,8 +18,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlab
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fewlabel.core import tree, wire
-from fewlabel.core.errors import BadInput, RunFailed
-from fewlabel.core.federation import ClientInfo, Model, TooFewReplies, train
+from fewlabel.core.errors import RunFailed
+from fewlabel.core.federation import Model, TooFewReplies, train
 from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import tasks
 from fewlabel.data import partition
@@ -28,7 +28,6 @@ from fewlabel.deploy.flower import client_app
 from fewlabel.deploy.messages import Introduction, Order
 from fewlabel.deploy.nodes import Absent
 from fewlabel.deploy.server import serve
-from fewlabel.deploy.site_folder import SiteConfig
 from fewlabel.engine.executor import Job
 from fewlabel.engine.flower_messages import RECORD
 from fewlabel.engine.record import read_rounds
@@ -42,7 +41,6 @@ from fewlabel.report.results import Result, Row
 from tests.deploy.federated import (
     experiment,
     federate,
-    grey,
     lines,
     local_grid,
     reply_with,
@@ -505,29 +503,3 @@ def test_an_error_at_a_site_leaves_it_by_its_name_alone(fedavg, tmp_path, monkey
             reply = client_app(Message(RecordDict({RECORD: record}), 7001, "query"), here.context(7001))
         assert dict(reply.content[RECORD]) == {"failed": "ValueError; the site's own log says more"}
         assert "/secret/path" in capfd.readouterr().err
-
-
-# A site's own images
-
-
-def test_a_site_needs_no_labels_and_no_list_of_classes(tmp_path):
-    for number in (2, 0, 1):
-        grey(tmp_path / "site" / "unlabeled" / f"{number}.png", 10 * number)
-    config = SiteConfig(0, str(tmp_path / "site"), str(tmp_path / "state"))
-    world = site.site_world(config, experiment("method=rscfed"), site.Terms(("a", "b"), 1, 4, (0.5,), (0.25,)))
-    assert world.info(0, 1) == ClientInfo(0, 0, 3)
-    images = world.site(0, 1, Rng(0), torch.nn.Identity()).unlabeled
-    assert images is not None
-    ((x, _),) = images.batches(("plain",), 3, shuffle=False)
-    assert [round(float(v), 4) for v in x[:, 0, 0, 0]] == [round((10 * n / 255 - 0.5) / 0.25, 4) for n in range(3)]
-
-
-def test_labels_mean_what_their_names_say_whatever_classes_a_site_has(tmp_path):
-    for label in ("cat", "ant"):
-        grey(tmp_path / "site" / label / f"{label}.png", 7 if label == "ant" else 9)
-    terms = site.Terms(("dog", "cat", "bee", "ant"), 1, 4, (0.5,), (0.25,))
-    config = SiteConfig(0, str(tmp_path / "site"), str(tmp_path / "state"))
-    world = site.site_world(config, experiment("method=rscfed"), terms)
-    assert world.dataset.splits["train"].labels.tolist() == [3, 1]
-    with pytest.raises(BadInput, match="has images of 'ant', which is no class of this federation; it has dog, cat"):
-        site.site_world(config, experiment("method=rscfed"), replace(terms, classes=("dog", "cat")))

@@ -28,7 +28,7 @@ from fewlabel.engine.run import prepare
 from fewlabel.experiment import Experiment
 from tests.deploy.federated import experiment, federate, lines, local_grid, simulated, split, weights
 from tests.deploy.test_flower import first
-from tests.flower_processes import Processes
+from tests.flower_processes import Processes, until
 
 pytestmark = pytest.mark.slow
 
@@ -145,7 +145,7 @@ def test_a_killed_node_costs_a_deadline_at_most_then_nothing_and_takes_part_agai
     sites.mood(2, _2="hang")
     run = sites.lay_out("killed", whole, deadline=50.0)
     running = sites.submit(run)
-    sites.until(sites.seen(2).exists)
+    until(sites.seen(2).exists)
     sites.kill("node2")
     sites.kill("site2")
     killed = time.monotonic()
@@ -153,13 +153,13 @@ def test_a_killed_node_costs_a_deadline_at_most_then_nothing_and_takes_part_agai
     def failures() -> list[str]:
         return [failure["why"] for line in read_rounds(run) for failure in line.get("failures", ())]
 
-    sites.until(failures)
+    until(failures)
     first_round = read_rounds(run)[1]["seconds"]
-    sites.until(lambda: any("it is not connected" in failure for failure in failures()))
+    until(lambda: any("it is not connected" in failure for failure in failures()))
     unlisted, back = time.monotonic() - killed, time.monotonic()
     sites.site_process(2)
     sites.node(2)
-    sites.until(lambda: read_rounds(run)[-1]["replies"] == 3)
+    until(lambda: read_rounds(run)[-1]["replies"] == 3)
     returned = time.monotonic() - back
     running.wait(600)
     found = read_rounds(run)
@@ -193,12 +193,12 @@ def test_a_site_process_that_dies_is_a_failure_with_a_reason_and_its_site_works_
     sites.mood(1, _2="die")
     run = sites.lay_out("process", fedavg("rounds=6"))
     running, dying = sites.submit(run), sites.started["site1"]
-    sites.until(lambda: dying.poll() is not None)
+    until(lambda: dying.poll() is not None)
     died = time.monotonic()
-    sites.until(lambda: len(read_rounds(run)) >= 2)
+    until(lambda: len(read_rounds(run)) >= 2)
     noticed, back = time.monotonic() - died, time.monotonic()
     sites.site_process(1)
-    sites.until(lambda: read_rounds(run)[-1]["replies"] == 3)
+    until(lambda: read_rounds(run)[-1]["replies"] == 3)
     returned = time.monotonic() - back
     running.wait(600)
     found = read_rounds(run)
@@ -212,7 +212,7 @@ def test_a_killed_superlink_costs_one_round_and_no_bit(sites, tmp_path):
     whole = fedavg("rounds=6")
     run = sites.lay_out("link", whole)
     sites.submit(run)
-    sites.until(lambda: len(read_rounds(run)) >= 2)
+    until(lambda: len(read_rounds(run)) >= 2)
     helpers = psutil.Process(sites.started["link"].pid).children(recursive=True)
     sites.started["link"].kill()
     sites.started.pop("link").wait()
@@ -236,7 +236,7 @@ def test_a_killed_superlink_costs_one_round_and_no_bit(sites, tmp_path):
 def test_whoever_stops_a_federation_in_mid_round_leaves_no_process_behind(sites):
     sites.mood(0, _1="hang")
     sites.submit(sites.lay_out("stopped", fedavg()))
-    sites.until(sites.seen(0).exists)
+    until(sites.seen(0).exists)
     assert len(of(sites)) > 10  # a link, nodes, site processes, and what they have started
     began = time.monotonic()
     programs.end(sites.folder, sites.started.values())

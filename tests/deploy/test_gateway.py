@@ -9,7 +9,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -30,7 +29,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 
 from fewlabel.core.errors import BadInput
 from fewlabel.deploy import gateway, keys, members
-from tests.flower_processes import free_ports
+from tests.flower_processes import free_ports, until
 
 
 def federation(folder: Path) -> None:
@@ -101,6 +100,10 @@ class Guarded:
     port: int
     context: ssl.SSLContext = field(init=False)
 
+    @property
+    def log(self) -> Path:
+        return self.folder / f"gateway{self.port}.log"
+
     def __post_init__(self) -> None:
         self.context = ssl.create_default_context(cafile=self.folder / "ca.pem")
 
@@ -156,13 +159,6 @@ def started(folder: Path, to: int, change: str = "") -> tuple[subprocess.Popen, 
     return process, port
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     federation(folder := tmp_path_factory.mktemp("gateway"))
@@ -173,6 +169,22 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     assert process.wait(10) == 0
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def another(guarded: Guarded) -> Iterator[Callable[..., Guarded]]:
+    """Starts a gateway of its own before the same server, with some of its constants changed."""
+    begun: list[Guarded] = []
+
+    def start(change: str = "") -> Guarded:
+        server = guarded.server
+        begun.append(Guarded(guarded.folder, server, *started(guarded.folder, server.server_address[1], change)))
+        return begun[-1]
+
+    yield start
+    for one in begun:
+        one.process.kill()
+        one.process.wait()
 
 
 NODE = {
@@ -262,9 +274,8 @@ def test_who_is_removed_within_one_tick_of_the_clock_is_refused(tmp_path):
         roll.signer(*heads)
 
 
-def test_a_member_has_no_more_under_way_than_one_message_may_have_and_all_have_a_limit(guarded):
-    process, port = started(guarded.folder, guarded.server.server_address[1], "UNDER_WAY = 3 << 30")
-    other = Guarded(guarded.folder, guarded.server, process, port)
+def test_a_member_has_no_more_under_way_than_one_message_may_have_and_all_have_a_limit(another, guarded):
+    other = another("UNDER_WAY = 3 << 30")
     guarded.server.connections.clear()
     with other.connect() as first:
         first.sendall(other.signed(BIG % (3 << 29)))
@@ -278,13 +289,10 @@ def test_a_member_has_no_more_under_way_than_one_message_may_have_and_all_have_a
             second.sendall(other.signed(BIG % (1 << 30), 1))
             assert rest(second) == b""  # it may go on
     until(lambda: other.say(BIG % (1 << 30)) == b"")
-    process.kill()
-    process.wait()
 
 
-def test_one_address_or_member_cannot_take_all_connections(guarded):
-    process, port = started(guarded.folder, guarded.server.server_address[1], "EACH = 3; gateway.FIRST = 600")
-    other = Guarded(guarded.folder, guarded.server, process, port)
+def test_one_address_or_member_cannot_take_all_connections(another, guarded):
+    other = another("EACH = 3; gateway.FIRST = 600")
     call = b"POST " + FLEET + HEAD
     with ExitStack() as stack:
 
@@ -296,14 +304,12 @@ def test_one_address_or_member_cannot_take_all_connections(guarded):
         for client in (0, 0, 0, 1):
             member = known(client)
             until(lambda member=member: member.recv(65536).endswith(b"hi"))
-        with known(0) as another:
-            assert b" 503 " in rest(another)
-        mute = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in range(4)]
+        with known(0) as more:
+            assert b" 503 " in rest(more)
+        mute = [stack.enter_context(socket.create_connection(("127.0.0.1", other.port), 30)) for _ in range(4)]
         until(lambda: any(ended(one, b"") for one in mute))
         member.sendall(other.signed(call, 1))
         assert rest(member).endswith(b"hi")
-    process.kill()
-    process.wait()
 
 
 def test_what_the_superlink_says_of_a_key_that_it_does_not_know_reaches_the_node(guarded):
@@ -474,11 +480,10 @@ def test_a_superlink_that_is_away_or_is_another_costs_a_node_a_retry(tmp_path):
     impostor.server_close()
 
 
-def test_who_is_slow_is_cut_off(guarded):
+def test_who_is_slow_is_cut_off(another, guarded):
     change = "SECONDS = gateway.FIRST = 0.5; gateway.RATE = 1000"
-    process, port = started(guarded.folder, guarded.server.server_address[1], change)
-    slow = Guarded(guarded.folder, guarded.server, process, port)
-    with socket.create_connection(("127.0.0.1", port), 30) as connection:  # without TLS
+    slow = another(change)
+    with socket.create_connection(("127.0.0.1", slow.port), 30) as connection:  # without TLS
         assert any(ended(connection, b"") for _ in range(300))
     call = guarded.signed(LINE) + b"content-length: 1000000\r\n\r\n"
     for begin in (b"", LINE, call, call + bytes(100_000)):  # after a fast start, too
@@ -486,8 +491,6 @@ def test_who_is_slow_is_cut_off(guarded):
         with slow.connect() as connection:
             connection.sendall(begin)
             assert any(ended(connection, b"x" if begin else b"") for _ in range(300))  # trickling on does not help
-    process.kill()
-    process.wait()
 
 
 def ended(connection: socket.socket, data: bytes) -> bool:
@@ -502,60 +505,50 @@ def ended(connection: socket.socket, data: bytes) -> bool:
         return True
 
 
-def test_a_first_request_has_less_time_than_those_of_a_member(guarded):
-    process, port = started(guarded.folder, guarded.server.server_address[1], "FIRST = 0.5")
-    other = Guarded(guarded.folder, guarded.server, process, port)
+def test_a_first_request_has_less_time_than_those_of_a_member(another, guarded):
+    other = another("FIRST = 0.5")
     with other.connect() as known:
         for _ in range(2):
             known.sendall(other.signed(b"POST " + FLEET + HEAD))
             until(lambda: known.recv(65536).endswith(b"hi"))
             with other.connect() as unknown:
                 assert any(ended(unknown, b"") for _ in range(300))
-    process.kill()
-    process.wait()
 
 
-def test_strangers_who_say_nothing_leave_files_and_places_to_members(guarded):
+def test_strangers_who_say_nothing_leave_files_and_places_to_members(another, guarded):
     change = "FIRST = 600; import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 256))"
-    process, port = started(guarded.folder, guarded.server.server_address[1], change)
-    other = Guarded(guarded.folder, guarded.server, process, port)
-    assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (256, 256)
+    other = another(change)
+    assert resource.prlimit(other.process.pid, resource.RLIMIT_NOFILE) == (256, 256)
     with ExitStack() as stack:
         for _ in range(300):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), 30, ("127.0.0.2", 0)))
+            stack.enter_context(socket.create_connection(("127.0.0.1", other.port), 30, ("127.0.0.2", 0)))
         with other.client() as client:
             assert client.post(FLEET.decode(), content=b"x").status_code == 200
-    assert len((guarded.folder / f"gateway{port}.log").read_text().splitlines()) == 1
-    process.kill()
-    process.wait()
+    assert len(other.log.read_text().splitlines()) == 1
 
 
-def test_nobody_can_fill_the_log(guarded):
-    process, port = started(guarded.folder, guarded.server.server_address[1], "QUIET = 600")
-    other, log = Guarded(guarded.folder, guarded.server, process, port), guarded.folder / f"gateway{port}.log"
-    _, most = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (psutil.Process(process.pid).num_fds(), most))
-    with socket.create_connection(("127.0.0.1", port), 30):
-        until(lambda: "out of system resource" in log.read_text())
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, most))
+def test_nobody_can_fill_the_log(another, guarded):
+    other = another("QUIET = 600")
+    _, most = resource.prlimit(other.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(other.process.pid, resource.RLIMIT_NOFILE, (psutil.Process(other.process.pid).num_fds(), most))
+    with socket.create_connection(("127.0.0.1", other.port), 30):
+        until(lambda: "out of system resource" in other.log.read_text())
+        resource.prlimit(other.process.pid, resource.RLIMIT_NOFILE, (most, most))
         for _ in range(3):
             assert b" 404 " in other.say(ATTACKS["control"])
-    assert len(log.read_text().splitlines()) == 2
-    process.kill()
-    process.wait()
+    assert len(other.log.read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_when_it_is_told_to_whoever_is_connected(guarded, told):
-    process, port = started(guarded.folder, guarded.server.server_address[1])
-    other = Guarded(guarded.folder, guarded.server, process, port)
+def test_it_ends_when_it_is_told_to_whoever_is_connected(another, guarded, told):
+    other = another()
     with other.connect() as idle, other.connect() as busy:
         busy.sendall(other.signed(LINE) + b"content-length: 1000000\r\n\r\n")
-        process.send_signal(told)
-        assert process.wait(10) == 0
+        other.process.send_signal(told)
+        assert other.process.wait(10) == 0
         assert rest(idle) == b""
-    assert len((guarded.folder / f"gateway{port}.log").read_text().splitlines()) == 1  # and no traceback
-    assert not psutil.pid_exists(process.pid)
+    assert len(other.log.read_text().splitlines()) == 1  # and no traceback
+    assert not psutil.pid_exists(other.process.pid)
 
 
 @pytest.mark.parametrize(

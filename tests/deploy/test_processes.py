@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from fewlabel.core.errors import BadInput
 from fewlabel.deploy import processes
+from tests.flower_processes import until
 
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
 NEST = f"""
@@ -82,10 +82,3 @@ def test_what_is_shown_of_a_program_is_its_last_error_since_it_was_started(tmp_p
                        ("print('╭─ Error ─╮\\n│ gone │\\n╰─────────╯')", "gone")):  # fmt: skip
         programs.start("node", [sys.executable, "-c", code]).wait()
         assert programs.last_error("node") == f"{word} (all of it: {tmp_path}/node.log)"
-
-
-def until(true) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)

@@ -15,7 +15,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlab
 
 from fewlabel.core import metrics, tree, wire
 from fewlabel.core.errors import BadInput, RunFailed
-from fewlabel.core.federation import Model, TooFewReplies
+from fewlabel.core.federation import ClientInfo, Model, TooFewReplies
+from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import tasks
 from fewlabel.data.site_files import Pixels, Terms, moments
 from fewlabel.deploy import run_plan
@@ -50,6 +51,18 @@ def by_pixel(split) -> dict[int, int]:
 
 
 # Labels
+
+
+def test_a_site_needs_no_labels_and_no_list_of_classes(tmp_path):
+    for number in (2, 0, 1):
+        grey(tmp_path / "site" / "unlabeled" / f"{number}.png", 10 * number)
+    config = SiteConfig(0, str(tmp_path / "site"), str(tmp_path / "state"))
+    world = deployed.site_world(config, Experiment(method="rscfed"), TERMS)
+    assert world.info(0, 1) == ClientInfo(0, 0, 3)
+    images = world.site(0, 1, Rng(0), torch.nn.Identity()).unlabeled
+    assert images is not None
+    ((x, _),) = images.batches(("plain",), 3, shuffle=False)
+    assert [round(float(v), 4) for v in x[:, 0, 0, 0]] == [round((10 * n / 255 - 0.5) / 0.25, 4) for n in range(3)]
 
 
 def test_sites_whose_folders_have_different_classes_mean_the_same_by_a_label(tmp_path):

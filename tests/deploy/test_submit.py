@@ -63,6 +63,14 @@ def test_failures_as_0_1_wrote_them_are_shown_as_they_are(lungs: Path) -> None:
     assert list(submit.MissingSites(lungs).news({"round": 3, "failures": [old]})) == [old]
 
 
+def stand_in(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a program in the place of Flower's command."""
+    folder.mkdir()
+    (folder / "flwr").write_text(code.format(python=sys.executable))
+    (folder / "flwr").chmod(0o755)
+    monkeypatch.setattr(processes, "BIN", folder)
+
+
 FLWR = """\
 #!{python} -S
 import pathlib, sys
@@ -85,10 +93,7 @@ def test_a_run_is_followed_until_it_has_ended_though_its_log_breaks_off(
     lungs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a stand-in for Flower's command, whose first stream of the log ends in the middle of a line."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "flwr").write_text(FLWR.format(python=sys.executable))
-    (tmp_path / "bin" / "flwr").chmod(0o755)
-    monkeypatch.setattr(processes, "BIN", tmp_path / "bin")
+    stand_in(FLWR, tmp_path / "bin", monkeypatch)
     (run := tmp_path / "run").mkdir()
     with pytest.raises(RunFailed, match="the run has ended: "):
         submit.follow(lungs, run, 2)
