@@ -23,7 +23,7 @@ With every method, FewLabel itself sends:
   pixels, once, if the federation has not fixed mean and std: for each channel the sum of all pixels, the sum of their
     squares, and how many there are. They show how bright your images are, and how much that varies.
   evaluate, in measured rounds, if your site has {MINIMUM} or more images to test on: a confusion matrix, and for each
-    class how many scores fall into each of {SITE_BINS} intervals. Classes with fewer than {PER_CLASS} images are left out.
+    class how many scores fall into each of {SITE_BINS} intervals. Classes with fewer than {PER_CLASS} are left out.
   statistics, if model.buffers = recomputed: BatchNorm's means and variances over all of your images
   a reason instead of a reply: why your site refuses an order, or which kind of error stopped it, without its text
 Flower's own programs tell the server that your site is there, and report their own errors.
