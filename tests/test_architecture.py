@@ -239,7 +239,8 @@ def places(library: str) -> list[tuple[str, str]]:
 
 
 def test_flower_is_known_to_its_transport_and_to_its_simulation():
-    assert {name for name, _ in places("flwr")} <= {"deploy.flower", "engine.flower_messages", "engine.ray"}
+    known = {"deploy.flower", "deploy.superlink", "engine.flower_messages", "engine.ray"}
+    assert {name for name, _ in places("flwr")} <= known
 
 
 def test_torchvision_is_known_to_the_networks_and_loads_when_one_is_built():

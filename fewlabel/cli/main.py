@@ -18,8 +18,8 @@ import typer
 from typer import Option
 
 from fewlabel.cli import audit, data, federation, model, papers, run, show, site
-from fewlabel.cli.options import tell
 from fewlabel.core.errors import FewLabelError
+from fewlabel.report.terminal import tell
 
 EXIT_CODES = (
     "Exit codes: 0 fine, 1 a bug in FewLabel, 2 bad input, 3 the run failed and can be resumed, "

@@ -48,9 +48,8 @@ def predict(
         raise BadInput(f"--csv {table} is a directory; name a file in it")
     if table is not None and not table.absolute().parent.is_dir():
         raise BadInput(f"--csv {table} cannot be written: there is no directory {table.parent}")
-    from fewlabel.cli.options import tell
     from fewlabel.inference import predict as predictions
-    from fewlabel.report.terminal import Screen
+    from fewlabel.report.terminal import Screen, tell
 
     with Screen(1) as screen:
         found = predictions.predict(

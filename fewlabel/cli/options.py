@@ -2,10 +2,8 @@
 
 import os
 import shlex
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -156,8 +154,3 @@ def axes_of(grid: Any, above: str = "grid") -> Iterator[tuple[str, list[Any]]]:
             yield from axes_of(value, f"{above}.{key}")
     else:
         raise BadInput(f"{above} must be a list of values, found {grid!r}")
-
-
-def tell(sentence: str) -> None:
-    with suppress(OSError):  # where stderr is gone, nobody is left to be told
-        print("fewlabel:", " ".join(sentence.split()), file=sys.stderr)

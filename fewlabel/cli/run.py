@@ -35,11 +35,11 @@ from fewlabel.cli.options import (
     seeds_axis,
     settings,
     table_of,
-    tell,
     without_method,
     words,
 )
 from fewlabel.core.errors import BadInput, RunFailed
+from fewlabel.report.terminal import tell
 
 if TYPE_CHECKING:
     from fewlabel.experiment import Experiment

@@ -33,6 +33,7 @@ from fewlabel.engine.executor import SERVER_ID, Executor, Job, Outcome
 from fewlabel.engine.serial import Serial
 from fewlabel.engine.world import World
 
+Failure = dict[str, Any]  # of a client in rounds.jsonl: `client`, its number; `task`; `why`, in words
 NOTHING = object()
 RESERVED = {"round", "seconds", "bytes_up", "bytes_down", "model_bytes", "asked", "replies", "local_accuracy"}
 RESERVED |= {"test", "validation", "sites", "pseudo_labels", "pseudo_labels_per_epoch"}
@@ -70,7 +71,7 @@ class Round:
     shown: dict[str, list[Tensor]] = field(default_factory=dict)
     audits: dict[str, list[evaluate.Audit]] = field(default_factory=dict)
     local_accuracy: list[float] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)  # of clients that were asked and gave no reply that can be used
+    failures: list[Failure] = field(default_factory=list)  # of clients that gave no reply that can be used
 
     def line(self) -> dict[str, Any]:
         line: dict[str, Any] = {"bytes_up": self.up, "bytes_down": self.down, "model_bytes": self.model_bytes}
@@ -234,17 +235,18 @@ class Server:
     def collect(self, tickets: dict[str, int]) -> dict[str, Any]:
         """The metrics behind `evaluate`'s tickets; those of all sites together as `sites`."""
         found: dict[str, Any] = {}
-        counts, failures, up = list[evaluate.Counts](), list[str](), 0
+        clients = {f"client {client}": client for client in self.world.tested}
+        counts, failures, up = list[evaluate.Counts](), list[Failure](), 0
         for name, ticket in tickets.items():
             while not self.executor.tickets.ready(ticket):
                 self.executor.wait()
             outcome = self.executor.tickets.collect(ticket)
-            if name not in self.world.measured:
+            if name in clients:
                 up += len(outcome.payload or b"")
                 try:
                     counts.append(counts_of(outcome, self.num_classes))
                 except FewLabelError as error:
-                    failures.append(f"{name}: {error}")
+                    failures.append({"client": clients[name], "task": "evaluate", "why": str(error)})
             elif outcome.failure:
                 raise RunFailed(f"the model cannot be evaluated: {outcome.failure}")
             else:
@@ -306,8 +308,8 @@ class Server:
             try:
                 upload = accept(task, client, self.round, outcome.payload, self._leaving)
             except ClientError as error:
-                self._forgive(error)
-                self._heard(client, str(error))
+                self._note_failure(error)
+                self._heard(client, error.why)
                 continue
             self._heard(client)
             counts["replies"] += 1
@@ -373,7 +375,7 @@ class Server:
             if outcome.failure:
                 error = ClientError(first.job.client, first.job.task or first.job.kind, self.round, outcome.failure)
                 error.__cause__ = RuntimeError(outcome.traceback)
-                self._forgive(error)
+                self._note_failure(error)
             self._observe(outcome.outside)
             yield first, outcome
 
@@ -385,11 +387,11 @@ class Server:
             yield found
             began = time.monotonic()
 
-    def _forgive(self, error: ClientError) -> None:
-        """Notes what a remote client did wrong; here, and at the server, it ends the run."""
+    def _note_failure(self, error: ClientError) -> None:
+        """Write down what a remote client did wrong. In a simulation, and at the server, raise the error instead."""
         if not self.remote or error.client == SERVER_ID:
             raise error
-        self.seen.failures.append(str(error))
+        self.seen.failures.append({"client": error.client, "task": error.task, "why": error.why})
 
     def _observe(self, outside: dict[str, Any]) -> None:
         self.seen.images = [a + b for a, b in zip(self.seen.images, outside.get("images", (0, 0)), strict=True)]
@@ -418,7 +420,7 @@ class Server:
                 try:
                     statistics = self._statistics_of(entry.client, outcome.payload)
                 except ClientError as error:
-                    self._forgive(error)
+                    self._note_failure(error)
                     continue
                 replies.append(entry.client)
                 yield entry.client.size, statistics

@@ -5,8 +5,10 @@ No thread redraws the bar: worker processes are forked meanwhile, and a fork cop
 
 import ast
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -18,6 +20,12 @@ from rich.table import Column, Table
 if TYPE_CHECKING:
     from fewlabel.report.comparison import Comparison
     from fewlabel.report.results import Result
+
+
+def tell(sentence: str) -> None:
+    """Print a sentence on stderr."""
+    with suppress(OSError):  # where stderr is gone, nobody is left to read it
+        print("fewlabel:", " ".join(sentence.split()), file=sys.stderr)
 
 
 class Screen:

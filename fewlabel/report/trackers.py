@@ -16,8 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from fewlabel.cli.options import tell, words
+from fewlabel.cli.options import words
 from fewlabel.core.errors import BadInput
+from fewlabel.report.terminal import tell
 
 NEEDED = {"tensorboard": ("tensorboard",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
 AT_ONCE = 1000  # metrics that MLflow takes in a batch, and more than parameters: 100
