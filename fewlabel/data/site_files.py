@@ -51,7 +51,7 @@ class Terms:
                 f"images have a channel or more and a size up to {MAX_SIZE}, not {self.channels} and {self.image_size}"
             )
         if (self.mean is None) != (self.std is None) or {len(m) for m in (self.mean, self.std) if m} - {self.channels}:
-            raise BadInput(f"mean and std are {self.channels} numbers each, one for each channel, or both left out")
+            raise BadInput(f"mean and std are {self.channels} numbers each, one for a channel, or neither is given")
         if not all(deviation > 0 for deviation in self.std or ()):
             raise BadInput("each std must be above 0")
         if self.values is not None and not (len(self.values) == 2 and self.values[0] < self.values[1]):

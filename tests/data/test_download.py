@@ -109,7 +109,7 @@ def test_what_lies_there_is_never_downloaded_but_must_be_right(server, tmp_path)
     (tmp_path / "file.bin").write_bytes(CONTENT)
     assert fetch([wanted(server)], tmp_path) == [tmp_path / "file.bin"]
     (tmp_path / "file.bin").write_bytes(CONTENT[:-1])
-    with pytest.raises(BadInput, match=r"file.bin is damaged or another file: .* delete it and get it anew"):
+    with pytest.raises(BadInput, match=r"file.bin is damaged or another file: .* delete it and download it again"):
         fetch([wanted(server)], tmp_path)
     assert server.asked == []
 

@@ -221,8 +221,8 @@ def rows_of(path: Path) -> list[tuple[int, list[str]]]:
     try:
         text = path.read_text("utf-8-sig")
         head = text.partition("\n")[0]
-        told = re.fullmatch(r'"?sep=(.)"?\s*', head, re.IGNORECASE)  # how Excel says it
-        delimiter = told[1] if told else max(",;\t", key=head.count)
+        separator = re.fullmatch(r'"?sep=(.)"?\s*', head, re.IGNORECASE)  # as Excel writes it
+        delimiter = separator[1] if separator else max(",;\t", key=head.count)
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
     except OSError as error:
@@ -233,7 +233,7 @@ def rows_of(path: Path) -> list[tuple[int, list[str]]]:
         raise BadInput(f"{path} is not a table of text: {error}") from None
     if "\0" in text:
         raise BadInput(f"{path} is not a table in UTF-8, but perhaps in Latin-1, UTF-16 or Excel's; save it as UTF-8")
-    return rows[1:] if told else rows
+    return rows[1:] if separator else rows
 
 
 def column(path: Path, role: str, names: Sequence[str], wanted: str | None, by: str) -> int | None:
@@ -286,8 +286,8 @@ def list_npz(path: Path) -> Listing:
             if len(given) != shapes[name][0]:
                 raise BadInput(f"{path} has {shapes[name][0]} {name} images, but {len(given)} {what} for them")
     if len({shape[3] for shape in shapes.values()}) > 1:
-        told = ", ".join(f"{shape[3]} in {name}_images" for name, shape in shapes.items())
-        raise BadInput(f"the images in {path} differ in their channels: {told}; make all of them 1 or 3")
+        channels = ", ".join(f"{shape[3]} in {name}_images" for name, shape in shapes.items())
+        raise BadInput(f"the images in {path} differ in their channels: {channels}; make all of them 1 or 3")
     count, total = max(int(label.max(initial=0)) for label in labels.values()) + 1, sum(map(len, labels.values()))
     if named and count > len(named):
         raise BadInput(f"{path} has the label {count - 1}, but names only {len(named)} classes")

@@ -105,7 +105,7 @@ def refuse_repeated(named: Sequence[str], where: Path | str) -> None:
 
 
 def folder_names(classes: Sequence[str]) -> dict[str, str]:
-    """Return a folder's name for each class: its own, unless no folder can be called so or it has a meaning here."""
+    """Return a folder name for each class: its own name, changed if disks forbid it or it has a meaning here."""
     names: dict[str, str] = {}
     for label in classes:
         name = re.sub(r'[/\\:*?"<>|\x00-\x1f]', "-", label).strip(". ") or "class"

@@ -71,7 +71,7 @@ def fetch_one(file: PublishedFile, to: Path, progress: Progress, wait: float) ->
     path, part = to / file.name, to / f".{file.name}.part"
     if path.exists():
         if file.md5 and (found := md5_of(path)) not in file.md5:
-            raise BadInput(f"{path} is damaged or another file: its md5 is {found}; delete it and get it anew")
+            raise BadInput(f"{path} is damaged or another file: its md5 is {found}; delete it and download it again")
         return path
     if not file.url:
         raise BadInput(f"{file.name} cannot be downloaded by a command; get it from its publisher and put it into {to}")
@@ -151,8 +151,8 @@ def request(file: PublishedFile, part: Path, progress: Progress) -> bool:
         elif not (span := response.headers.get("Content-Range") or "").startswith(f"bytes {have}-"):
             discard(part)
             return False
-        tag, told = response.headers.get("ETag") or "", response.headers.get("Content-Length") or ""
-        total_bytes = have + int(told) if told.isdigit() else None
+        tag, length = response.headers.get("ETag") or "", response.headers.get("Content-Length") or ""
+        total_bytes = have + int(length) if length.isdigit() else None
         if have and (whole := span.rpartition("/")[2]).isdigit():  # an answer may be less than all that was asked for
             total_bytes = int(whole)
         if not have:

@@ -128,7 +128,7 @@ def verify(name: str, edition: Edition, paths: Sequence[Path]) -> Checksums:
             if file.md5 and found not in file.md5:
                 raise BadInput(
                     f"{path} is damaged or another file: its md5 is {found}, published is {' or '.join(file.md5)}; "
-                    "delete it and get it anew"
+                    "delete it and download it again"
                 )
             if not file.md5 and found != first:
                 raise BadInput(
