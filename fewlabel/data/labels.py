@@ -1,20 +1,17 @@
 """Decide where labels are: which clients have them, which images validate at the server, which labels are wrong."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fewlabel.core.errors import BadInput
 from fewlabel.core.rng import Rng
-
-if TYPE_CHECKING:
-    from fewlabel.experiment import Labels
+from fewlabel.data.settings import Labels
 
 Index = np.ndarray  # int64, into the training split
 
 
-def choose_clients(y: np.ndarray, parts: Sequence[Index], labels: "Labels", rng: Rng) -> tuple[list[int], list[int]]:
+def choose_clients(y: np.ndarray, parts: Sequence[Index], labels: Labels, rng: Rng) -> tuple[list[int], list[int]]:
     """Return the fully labeled clients, if there are to be any, and the others that take part.
 
     A part without images is no client. A client without any known label can only be one of the others.
@@ -61,7 +58,7 @@ def per_class(y: np.ndarray, among: Index, count: int, rng: Rng) -> Index:
     return np.sort(np.concatenate([among[:0], *chosen]))
 
 
-def some_images(y: np.ndarray, among: Index, labels: "Labels", rng: Rng) -> Index:
+def some_images(y: np.ndarray, among: Index, labels: Labels, rng: Rng) -> Index:
     """Draw the labeled images of a client where every client has some: so many of each class, or a fraction of all."""
     if labels.per_class is not None:
         return per_class(y, among, labels.per_class, rng)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -25,10 +25,10 @@ from fewlabel.data.labels import (
     wrong_labels,
 )
 from fewlabel.data.own.listing import TABLES
+from fewlabel.data.settings import Clients, Labels, Stream
 
 if TYPE_CHECKING:
     from fewlabel.data.datasets import Dataset
-    from fewlabel.experiment import Clients, Experiment, Labels, Stream
 
 
 def nothing(*shape: int) -> np.ndarray:
@@ -49,7 +49,7 @@ class Holding:
     def images(self) -> Index:
         return np.concatenate([self.labeled, self.unlabeled])
 
-    def at(self, round: int, stream: "Stream | None") -> "Holding":
+    def at(self, round: int, stream: Stream | None) -> "Holding":
         """Return what has arrived in a round."""
         if stream is None:
             return self
@@ -57,11 +57,11 @@ class Holding:
         return Holding(**parts | {name: arrived(parts[name], round, stream) for name in streamed(stream)})
 
 
-def streamed(stream: "Stream") -> tuple[str, ...]:
+def streamed(stream: Stream) -> tuple[str, ...]:
     return ("labeled", "unlabeled") if stream.data == "all" else (stream.data,)
 
 
-def arrived(index: Index, round: int, stream: "Stream") -> Index:
+def arrived(index: Index, round: int, stream: Stream) -> Index:
     """Return the images that are there in a round, if they arrive in steps and in this order."""
     step = min(max(round - 1, 0) // stream.rounds, stream.steps - 1)
     parts = np.array_split(index, stream.steps)
@@ -173,18 +173,18 @@ class Partition:
         return partition
 
 
-def iid(y: np.ndarray, clients: "Clients", rng: Rng) -> list[Index]:
+def iid(y: np.ndarray, clients: Clients, rng: Rng) -> list[Index]:
     """Deal out equal random parts."""
     return [np.sort(part) for part in np.array_split(rng.numpy.permutation(len(y)), clients.count)]
 
 
-def iid_per_class(y: np.ndarray, clients: "Clients", rng: Rng) -> list[Index]:
+def iid_per_class(y: np.ndarray, clients: Clients, rng: Rng) -> list[Index]:
     """Deal out each class equally, as in FedMatch. What is left over goes on where the class before ended."""
     classes = [rng.numpy.permutation(np.flatnonzero(y == label)) for label in np.unique(y)]
     return [np.sort(np.concatenate(classes)[first :: clients.count]) for first in range(clients.count)]
 
 
-def dirichlet(y: np.ndarray, clients: "Clients", rng: Rng) -> list[Index]:
+def dirichlet(y: np.ndarray, clients: Clients, rng: Rng) -> list[Index]:
     """Deal out each class by Dirichlet(alpha) proportions, as RSCFed and CBAFed do.
 
     With `balanced`, a client that already holds its fair share of all images gets none of the next class. The draw is
@@ -217,7 +217,7 @@ def proportional(index: Index, shares: np.ndarray) -> list[Index]:
     return np.split(index, (ends[:-1] / ends[-1] * len(index)).astype(int))
 
 
-def shards(y: np.ndarray, clients: "Clients", rng: Rng) -> list[Index]:
+def shards(y: np.ndarray, clients: Clients, rng: Rng) -> list[Index]:
     """Sort by class, cut into equal shards and give each client a few at random (McMahan et al., 2017)."""
     each = clients.shards or 2
     order = rng.numpy.permutation(len(y))
@@ -226,7 +226,7 @@ def shards(y: np.ndarray, clients: "Clients", rng: Rng) -> list[Index]:
     return [np.sort(np.concatenate([pieces[piece] for piece in some])) for some in dealt]
 
 
-def fedmatch(y: np.ndarray, clients: "Clients", rng: Rng) -> list[Index]:
+def fedmatch(y: np.ndarray, clients: Clients, rng: Rng) -> list[Index]:
     """Deal out FedMatch's class imbalance. A client's type is its number modulo the classes; see `pattern`.
 
     Each class is cut among the clients in the proportions of its column, so every image is dealt out. With equally many
@@ -256,7 +256,7 @@ def pattern(classes: int) -> np.ndarray:
     return np.stack([np.roll(row / row.sum(), own) for own in range(classes)])
 
 
-Divide = Callable[[np.ndarray, "Clients", Rng], list[Index]]
+Divide = Callable[[np.ndarray, Clients, Rng], list[Index]]
 
 # Without a function, who holds what is not drawn but given.
 PARTITIONS: dict[str, tuple[Divide | None, str]] = {
@@ -270,7 +270,23 @@ PARTITIONS: dict[str, tuple[Divide | None, str]] = {
 }
 
 
-def of(dataset: "Dataset", experiment: "Experiment") -> Partition:
+class Dealt(Protocol):
+    """The settings that say how images are dealt out: those of an experiment."""
+
+    @property
+    def clients(self) -> Clients: ...
+
+    @property
+    def labels(self) -> Labels: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def stream(self) -> Stream | None: ...
+
+
+def of(dataset: "Dataset", experiment: Dealt) -> Partition:
     """Deal out a data set as an experiment says."""
     clients, given = experiment.clients, None
     if clients.partition == "by-column":
@@ -298,7 +314,7 @@ def of(dataset: "Dataset", experiment: "Experiment") -> Partition:
     return replace(partition, data=dataset.digest)
 
 
-def by_column(dataset: "Dataset", clients: "Clients") -> Partition:
+def by_column(dataset: "Dataset", clients: Clients) -> Partition:
     """Make a client of each value of the training split's `clients`, in their order. Images without one are left out.
 
     `clients` is one array, or an array for each column by its name.
@@ -325,10 +341,10 @@ def natural(value: Any) -> list[Any]:
 
 def deal(
     y: np.ndarray,
-    clients: "Clients",
-    labels: "Labels",
+    clients: Clients,
+    labels: Labels,
     seed: int,
-    stream: "Stream | None" = None,
+    stream: Stream | None = None,
     *,
     given: Partition | None = None,
     classes: int = 0,
@@ -377,7 +393,7 @@ def deal(
     return Partition(tuple(holdings), server, validation=validation, noise=noise)
 
 
-def divide(y: np.ndarray, among: Index, clients: "Clients", rng: Rng, given: Partition | None) -> list[Index]:
+def divide(y: np.ndarray, among: Index, clients: Clients, rng: Rng, given: Partition | None) -> list[Index]:
     """Divide these images among the clients. Each part is in the order of the data set."""
     if given is not None:
         parts = [np.intersect1d(holding.images, among) for holding in given.shares]
@@ -403,7 +419,7 @@ def divide(y: np.ndarray, among: Index, clients: "Clients", rng: Rng, given: Par
     return parts
 
 
-def shuffled(number: int, holding: Holding, stream: "Stream | None", rng: Rng) -> Holding:
+def shuffled(number: int, holding: Holding, stream: Stream | None, rng: Rng) -> Holding:
     """Shuffle a client's images, because the order of a data set often tells their classes."""
     parts = {"labeled": holding.labeled, "unlabeled": holding.unlabeled}
     for name, index in parts.items():
