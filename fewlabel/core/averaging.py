@@ -36,7 +36,7 @@ def average(
     return Mean(by_kind(models(), kinds, old), seen)
 
 
-# From the total weight of each kind of client, and whether that kind has labels: how much the mean of each kind counts.
+# Takes the total weight of each kind of client, and whether that kind has labels. Returns how much its mean counts.
 Kinds = Callable[[Sequence[float], Sequence[bool]], Sequence[float]]
 
 

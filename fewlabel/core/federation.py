@@ -145,7 +145,7 @@ class Site(Generic[C]):
             self.audited.append((index.clone(), pseudo_label.clone(), epoch))
 
     def score(self, weights: Tree | nn.Module) -> None:
-        """Show a local model to whoever measures it from outside in evaluated rounds. In deployment: do nothing."""
+        """Show a local model to whoever measures it in evaluated rounds. In deployment this does nothing."""
         if self.scored is not None:
             self.scored[:] = [tree.of(weights) if isinstance(weights, nn.Module) else weights]
 

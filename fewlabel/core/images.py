@@ -33,7 +33,7 @@ def shuffled(images: Tensor, rng: torch.Generator) -> Tensor:
 
 @dataclass
 class Tally:
-    """How many labeled and unlabeled images a site trained on. An image counts if gradients were on when it came."""
+    """How many labeled and unlabeled images a site trained on: those drawn while gradients were on."""
 
     labeled: int = 0
     unlabeled: int = 0

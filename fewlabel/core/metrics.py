@@ -201,7 +201,10 @@ class Audit:
 
 
 def audit_metrics(audit: Audit) -> Metrics:
-    """Return the share of images with a pseudo-label, and the share of right ones among those with a known label."""
+    """Return the share of images with a pseudo-label, and the share of right ones among those with a known label.
+
+    A share is None if there are no such images.
+    """
     judged, correct = audit.judged.double(), audit.correct.double()
     return {
         "coverage": _mean(audit.used.double().sum() / audit.total),

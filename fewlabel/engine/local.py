@@ -11,7 +11,7 @@ from fewlabel.experiment import Experiment
 
 
 def with_executor(experiment: Experiment, workers: int | None, body: Callable[[Executor], None]) -> None:
-    """Call `body` with an executor of so many processes; by default the device decides. One is this process itself."""
+    """Call `body` with an executor of so many workers, by default as many as suit the device. One is this process."""
     workers = workers or device.workers(experiment.device)
     if workers == 1 or not hasattr(os, "memfd_create"):
         return body(Serial())

@@ -143,7 +143,7 @@ class Pool:
 
 
 def parcel(*parts: bytes, memory: int | None = None) -> int:
-    """Put bytes into anonymous memory and return its descriptor. Used `memory` is ten times faster than new."""
+    """Put bytes into anonymous memory and return its descriptor. To use `memory` again is ten times faster."""
     descriptor, at = os.memfd_create("fewlabel") if memory is None else memory, 0
     for part in parts:
         end = at + len(part)
@@ -171,7 +171,7 @@ def contents(descriptor: int, *sizes: int) -> list[bytes]:
 
 
 def give_back() -> None:
-    """Return free memory to the system. To read a partition takes several times the memory that is kept of it."""
+    """Return free memory to the system. Reading a run's partition takes several times the memory that stays in use."""
     with suppress(AttributeError):  # other libraries than glibc return it by themselves, or cannot
         ctypes.CDLL(None).malloc_trim(0)
 

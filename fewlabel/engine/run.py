@@ -111,7 +111,7 @@ def execute(
     remote: World | None = None,
     backend: str = "simulator",
 ) -> dict[str, Any]:
-    """Run what `prepare` laid out, or the rest of it, and return its summary. The backend changes no bit of the model.
+    """Run what `prepare` laid out, or the rest of it, and return its summary. The backend changes no bit of the result.
 
     A `remote` world is all that a server knows about clients on other machines. Then the `executor` must reach them.
     """

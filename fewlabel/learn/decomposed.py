@@ -60,7 +60,7 @@ class Decomposed:
 
     @torch.no_grad()
     def with_others(self, x: Tensor, others: list[Tree]) -> list[Tensor]:
-        """Return the logits with each other psi in place of its own. Sums with sigma are kept until sigma moves."""
+        """Return the logits with each of `others` in place of psi. Their sums with sigma are kept until sigma moves."""
         if [id(psi) for psi, _ in self._others] != [id(psi) for psi in others]:
             self._others = [(psi, summed(self.sigma, psi)) for psi in others]
         return [self._borrowed.judge(weights, x) for _, weights in self._others]
@@ -82,7 +82,7 @@ class Decomposed:
         for labeled, unlabeled in steps:
             if labeled:
                 fit(self.model, optimizers[0], [labeled], by_labels, clip)
-                self._others = []  # sigma moved; its version cannot tell, as fused kernels do not count it up
+                self._others = []  # sigma moved; its version does not show it, because of fused kernels
             if unlabeled:
                 fit(self.model, optimizers[1], [unlabeled], by_images, clip)
 
@@ -135,13 +135,13 @@ class Update:
 
 
 def average(parts: Mapping[str, Packed], old: Tree, weights: Iterable[float]) -> Tree:
-    """Return the mean of sigmas, or of psis, packed against `old`; of none, `old`. Only one is unpacked at a time."""
+    """Average sigmas, or psis, that were packed against `old`, one at a time. If there are none, return `old`."""
     moved = (old | unpack(part, floats(old)) for part in parts.values())
     return tree.mean(zip(weights, moved, strict=True), default=old)
 
 
 def traffic(sigmas: Mapping[str, Packed], psis: Mapping[str, Packed], old: Tree, clients: int) -> dict[str, float]:
-    """Return how many numbers a client sent and how many in its psi are not zero: means, as shares of a model."""
+    """Return two shares of a model's numbers, as means over clients: those sent, and those of psi that are not zero."""
     count = sum(value.numel() for value in old.values())
     sent = sum(len(part.values) for parts in (sigmas, psis) for part in parts.values())
     filled = sum(int(value.count_nonzero()) for part in psis.values() for value in unpack(part, old).values())

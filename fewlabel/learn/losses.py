@@ -43,7 +43,7 @@ def annealed(logits: Tensor, y: Tensor, done: float) -> Tensor:
 
 
 def inter_client(local: Tensor, helpers: list[Tensor]) -> Tensor:
-    """Return FedMatch eq. 1: how far the local prediction is from each helper's, as a mean over images."""
+    """Return FedMatch eq. 1: how far the local prediction is from the helpers', summed; as a mean over images."""
     own = local.log_softmax(1)
     parts = [kl_div(own, logits.log_softmax(1), log_target=True, reduction="batchmean") for logits in helpers]
     return torch.stack(parts).sum() if parts else own.new_zeros(())

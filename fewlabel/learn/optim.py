@@ -28,7 +28,7 @@ class Local:
 
 
 class Optimizer(Protocol):
-    """Changes parameters by their gradients, one step at a time."""
+    """An optimizer changes parameters by their gradients, one step at a time."""
 
     parameters: list[Tensor]
     lr: float

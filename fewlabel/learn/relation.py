@@ -15,7 +15,7 @@ def class_sums(outputs: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Te
 
 
 def relation(sums: Tensor, counts: Tensor, temperature: float) -> Tensor:
-    """Return the softened mean output of each class: FedIRM eq. 3 of eq. 2, or of eq. 5 at unlabeled clients.
+    """Return the softened mean output of each class: FedIRM eq. 2 and 3, or eq. 5 and 3 at unlabeled clients.
 
     The row of a class without images is uniform.
     """

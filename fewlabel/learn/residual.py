@@ -14,7 +14,7 @@ def blend(old: Tree, new: Tree, share: float) -> Tree:
 
 
 def epochs(model: nn.Module, number: int, share: float, skip: int, first: int = 0) -> Iterator[int]:
-    """Count epochs 1, 2, …. Every `skip` epochs, blend the network with its weights `skip` epochs ago: CBAFed eq. 1.
+    """Yield epochs 1, 2, … and every `skip` epochs blend the network with its weights `skip` epochs ago: CBAFed eq. 1.
 
     `skip` is counted from the received weights, or from those after the first epoch: `first` = 1, the authors' version.
     """

@@ -27,7 +27,10 @@ def pack(new: Tree, old: Tree | None = None) -> Packed:
 
 
 def trimmed(new: Tree, old: Tree, zero_below: float, keep_below: float) -> Tree:
-    """Set numbers near zero to zero, and numbers near the old ones to these: less to send. NaN is near nothing."""
+    """Set numbers near zero to zero, and numbers that hardly changed to the old ones, so that less is sent.
+
+    NaN is near nothing.
+    """
     near = {name: value.masked_fill(value.abs() < zero_below, 0.0) for name, value in new.items()}
     return {name: old[name].where((value - old[name]).abs() < keep_below, value) for name, value in near.items()}
 

@@ -20,7 +20,7 @@ def class_shares(counts: Tensor) -> Tensor:
 
 
 def thresholds(shares: Tensor, base: float, highest: float) -> Tensor:
-    """Return each class's threshold, CBAFed eq. 9 to 11: the fewer images of it were trained on, the lower it is."""
+    """Return a threshold for each class, CBAFed eq. 9 to 11. Classes that were trained on less have a lower one."""
     return (shares + base - shares.std()).clamp(max=highest)
 
 

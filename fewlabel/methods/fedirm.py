@@ -75,7 +75,7 @@ class FedIRM:
     uncertainty: Positive = math.log(2)  # h: pseudo-labels with a higher entropy are left out
     ramp: Count = 30  # Omega: rounds until the loss at unlabeled clients has its full weight
     local: Local = Local(epochs=1, batch_size=48, lr=2e-4, optimizer="adam", second_momentum=0.99, clip=None)
-    relation_weight: NonNegative = 1.0  # weight of eq. 6, where eq. 1 has 1; 0 is the paper's Fed-Consistency
+    relation_weight: NonNegative = 1.0  # weight of eq. 6 (eq. 1 has weight 1); 0 is the paper's Fed-Consistency
     eq5_as_printed: bool = False  # average probabilities, not logits
     epochs_unlabeled: Count | None = None  # epochs of a round at clients without labels; by default the same
     labeled_share: Share | None = None  # RSCFed's weight adjustment: the labeled clients' share of the average
@@ -85,7 +85,7 @@ class FedIRM:
     squared_ramp: bool = False  # exp(-5 (1 - t / Omega)^2) in place of exp(-5 (1 - t / Omega))
     confidence: Share = 0.0  # pseudo-labels with a lower probability are left out
     mean_logits: bool = False  # average the dropout passes before the softmax
-    per_batch: bool = False  # labeled clients average the relations of batches; a class without images is uniform
+    per_batch: bool = False  # labeled clients average relations over batches; a class without images has a uniform row
     label_smoothing: Share = 0.0  # label smoothing of the loss on labels
     teacher_decay: Share | None = None  # decay of a mean teacher, ramped, that makes one of the two predictions
     weights: Literal["size", "uniform"] = "size"  # how clients count in the average: by their images, or all alike

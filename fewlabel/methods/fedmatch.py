@@ -66,7 +66,7 @@ class State:
     """The server's state."""
 
     sigma: Tree  # with BatchNorm's statistics
-    psi: Tree  # parameters alone
+    psi: Tree  # only parameters
     helpers: tuple[Helper, ...] = ()
     rates: dict[str, Rate] = field(default_factory=dict)  # learning rates of clients and the server
 
@@ -90,8 +90,8 @@ class FedMatch:
     weight_unlabeled: NonNegative = 1.0  # lambda_u: weight of the loss on unlabeled images
     weight_l2: NonNegative = 0.01  # lambda_L2: weight of psi's squared distance from sigma
     weight_l1: NonNegative = 0.0  # lambda_L1: weight of psi's absolute values; 0.01 for a sparse psi
-    zero_below: NonNegative = 0.0  # entries of psi nearer to zero are sent as zeros; 1e-5 for a sparse psi
-    keep_below: NonNegative = 0.0  # entries that moved less are sent as they were received
+    zero_below: NonNegative = 0.0  # entries of psi nearer to zero than this are sent as zeros; 1e-5 for a sparse psi
+    keep_below: NonNegative = 0.0  # entries that moved less than this are sent as they were received
     psi_start: NonNegative = 0.2  # psi starts as sigma times this
     batch_unlabeled: Count = 50  # images in an unlabeled batch
     server_epochs: Count = 1  # E_G: epochs of a round at the server, if it has the labels

@@ -54,7 +54,7 @@ class FedMatchICLR(FedMatch):
 
     leaves = LEAVES + "a client's psi is sent to those whom it helps. The server shows noise to each model by itself."
 
-    helpers_every: Count = 10  # helpers help only in every so many rounds
+    helpers_every: Count = 10  # helpers help once in so many rounds
     weight_unlabeled: NonNegative = 0.01  # weight of the loss on pseudo-labels
     weight_helpers: NonNegative = 0.01  # weight of the consistency with helpers
     weight_l2: NonNegative = 10.0  # lambda_L2: weight of psi's squared distance from sigma
