@@ -22,8 +22,8 @@ from typing import Any
 
 from fewlabel.engine import flower_messages
 
-# Flower and Ray look at these when they are imported, and Ray's processes inherit them. They turn off telemetry, and if
-# no cluster is named, nothing that other machines could reach is started.
+# Flower and Ray look at these when they are imported, and Ray's processes inherit them. They turn off telemetry. If no
+# cluster is named, they also keep Ray from anything that other machines could reach.
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 if "RAY_ADDRESS" not in os.environ:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"

@@ -22,7 +22,8 @@ Departures from the paper, and decisions where it is silent:
 - The paper leaves most numbers to its supplement: learning rates, batch size, epochs of the warm-up, tau, beta, s,
   alpha_1 and alpha_2. The defaults are those of the authors' code for SVHN.
 - A client with labeled and unlabeled images trains as a labeled client, on both.
-- A client that selects no image sends nothing. If no client answers in a round of the warm-up, it takes a round longer.
+- A client that selects no image sends nothing. If no client answers in a round of the warm-up, the warm-up takes one
+  round more.
 - As long as no class has been counted, all classes count as equally frequent.
 - `cbafed-authors` sets what the authors' code does on SVHN, with two exceptions: it does not train on the very crops
   that were labeled, and it does not skip a last batch of one image.

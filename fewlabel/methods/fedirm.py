@@ -10,8 +10,8 @@ unlabeled client builds its own matrix from pseudo-labels that are certain under
 Departures from the paper, and decisions where it is silent:
 
 - Eq. 1 is a mean over images here. The paper prints a sum.
-- Eq. 5 averages probabilities. These can never become as sharp as the rows of labeled clients once they are softened.
-  Here both sides average logits, the outputs before the softmax. The option `eq5_as_printed` averages probabilities.
+- Eq. 5 averages probabilities. Once softened, these can never be as sharp as the rows of labeled clients. Here both
+  sides average logits, the outputs before the softmax. The option `eq5_as_printed` averages probabilities.
 - Eq. 7: the weight stops growing at 1. As printed, it would reach 120,000 in round 100.
 - A class without images at a client is left out of the average and of eq. 6. There is no relation loss before the first
   labeled relation exists.

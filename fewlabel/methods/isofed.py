@@ -8,7 +8,7 @@ images, by information maximisation (eq. 4: `learn.losses.information`).
 
 Departures from the paper, and decisions where it is silent:
 
-- There is no public code of the authors. What the paper leaves open is taken from RSCFed: learning rates, batch size,
+- We found no public code of the authors. What the paper leaves open is taken from RSCFed: learning rates, batch size,
   sharpening, decay and beta, the paper's lambda_c.
 - Eq. 3 is computed with logarithms, because its exponential underflows for small clients.
 - Eq. 4: the paper calls N the number of classes. Here it is the number of images in a batch, as in the loss that the
