@@ -28,7 +28,7 @@ class World:
     experiment: Experiment
     dataset: datasets.Dataset
     partition: Partition
-    tested: tuple[int, ...] = ()  # clients elsewhere that hold images to test on
+    tested: tuple[int, ...] = ()  # clients on other machines that have test images
 
     @classmethod
     def open(cls, directory: Path) -> "World":
@@ -43,7 +43,7 @@ class World:
         return cls(experiment, replace(dataset, splits=splits), partition)
 
     def on(self, place: torch.device) -> "World":
-        """The same with its images on a device, and so all that sites make of them."""
+        """Return the same world with its images on a device. What sites make of them is then there, too."""
         splits = {
             name: replace(split, images=replace(split.images, pixels=split.images.pixels.to(place)))
             for name, split in self.dataset.splits.items()
@@ -73,7 +73,7 @@ class World:
 
     @cached_property
     def known_labels(self) -> Tensor:
-        """The training labels as sites have them, some of them wrong where the experiment wants it so."""
+        """The training labels that sites have. Some of them are wrong, if the experiment asks for it."""
         labels = self.dataset.splits["train"].labels
         if not self.partition.noise.size:
             return labels
@@ -86,7 +86,7 @@ class World:
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """The splits to measure on; where no validation is published, it is the labeled images set aside for it."""
+        """The splits to measure on. If no validation is published, it is the labeled images set aside for it."""
         there = {*self.dataset.splits, *(["validation"] if len(self.partition.validation) else [])}
         return tuple(split for split in ("test", "validation") if split in there)
 
@@ -97,7 +97,7 @@ class World:
         return self.training(self.partition.validation, rng.torch)
 
     def site(self, client: int, round: int, rng: Rng, model: torch.nn.Module, **more: Any) -> Site[Any]:
-        """A client's site, or the server's."""
+        """Return a client's site, or the server's."""
         if client == SERVER_ID:
             share = Holding(self.partition.server, self.partition.server[:0])
             validation = self.whole("validation", rng) if "validation" in self.measured else None
@@ -128,9 +128,9 @@ class World:
 
 
 def dataset_of(experiment: Experiment, fresh: bool = False) -> datasets.Dataset:
-    """The data set as an experiment wants it read."""
+    """Load the data set as an experiment asks for it."""
     wanted = {f.name: getattr(experiment.data, f.name) for f in fields(experiment.data)}
-    if experiment.clients.column and experiment.data.name in TABLES:  # it may be any of the table's own
+    if experiment.clients.column and experiment.data.name in TABLES:  # any column of the table may name the clients
         wanted["columns"] = {**experiment.data.columns, "client": experiment.clients.column}
     return datasets.load(**wanted | {"image_size": image_size(experiment), "fresh": fresh})
 
