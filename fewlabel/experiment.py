@@ -91,6 +91,11 @@ def read_method(table: Any, where: str = "method") -> Any:
     return schema.read(type(base), overlay(schema.plain(base), table), where)
 
 
+def method_named(name: str) -> Any:
+    """Return the method of this name, or the one behind a row such as labels-only."""
+    return read_method(ROWS[name][0] if name in ROWS else name)
+
+
 def plain_method(method: Any) -> dict[str, Any]:
     from fewlabel.methods import METHODS
 
@@ -141,7 +146,7 @@ class Experiment:
         if isinstance(self.method, str):
             row = ROWS.get(self.method)
             object.__setattr__(self, "name", self.name or self.method)
-            object.__setattr__(self, "method", read_method(row[0] if row else self.method))
+            object.__setattr__(self, "method", method_named(self.method))
             if row and row[1] and isinstance(self.labels, Labels):
                 changes = with_every_label(vars(self.labels), isinstance(self.stream, Stream))
                 for part_name, changed in changes.items():

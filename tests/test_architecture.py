@@ -151,7 +151,9 @@ def assert_no_circle(edges: dict[str, set[str]]) -> None:
         visit(name, ())
 
 
-HEAVY = {"torch", "torchvision", "matplotlib", "sklearn", "scipy", "flwr", "ray", "onnx", "pydicom", "PIL", "rich"}
+HEAVY = {
+    "torch", "torchvision", "matplotlib", "numpy", "sklearn", "scipy", "flwr", "ray", "onnx", "pydicom", "PIL", "rich",
+}  # fmt: skip
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fewlabel.cli.options import Changes, DataDir, Form, Format, Kind
+from fewlabel.cli.options import Changes, DataDir, Form, Format, Kind, table_of
 from fewlabel.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -234,7 +234,6 @@ def assignment(text: str) -> tuple[str, str]:
 
 def experiment_of(what: str | None, changes: Sequence[str] | None) -> "Experiment":
     """Read an experiment from its file, or take the default one with the data set of this name."""
-    from fewlabel.cli.options import table_of
     from fewlabel.experiment import read, rooted
 
     file = what is not None and (what.endswith(".toml") or Path(what).is_file())

@@ -9,12 +9,14 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from fewlabel.api import fresh_directory
 from fewlabel.cli.options import RUNS, Changes, Form, Format, Layout, Out, Resume, Tables, table_of, words
 from fewlabel.core import schema
 from fewlabel.core.errors import BadInput
 from fewlabel.deploy import keys, members, processes, submit, superlink
 from fewlabel.deploy import status as federation_status
 from fewlabel.engine import record
+from fewlabel.experiment import method_named, read
 from fewlabel.report.results import Result
 from fewlabel.report.terminal import show_result, span, tell
 
@@ -90,8 +92,6 @@ def init(
 
 
 def known_methods(text: str | None) -> tuple[str, ...]:
-    from fewlabel.deploy.consent import method_named
-
     names = tuple(words(text or ""))
     for name in names:
         method_named(name)  # raises if there is none
@@ -217,10 +217,8 @@ def run(
       fewlabel federation run lungs experiment.toml --data sites
       fewlabel federation run lungs --resume runs/fedavg-seed0
     """
-    from fewlabel.api import fresh_directory
     from fewlabel.deploy.run_plan import prepare
     from fewlabel.deploy.site import load_terms
-    from fewlabel.experiment import read
 
     folder = opened(folder)
     if resume is not None:

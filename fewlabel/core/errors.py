@@ -30,6 +30,11 @@ class StorageError(FewLabelError):
 
 def unknown(what: str, name: str, known: Iterable[str], else_: str = "") -> str:
     """Return the sentence for a name that does not exist. It names the nearest one, says `else_`, or lists them all."""
-    near = get_close_matches(name, list(known), 1)
-    hint = f"did you mean '{near[0]}'?" if near else else_ or f"there are {', '.join(known)}"
+    hint = did_you_mean(name, known) or else_ or f"there are {', '.join(known)}"
     return f"there is no {what} '{name}'; {hint}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question that names the known word nearest to a misspelt one, or an empty text if none is near."""
+    near = get_close_matches(name, list(known), 1)
+    return f"did you mean '{near[0]}'?" if near else ""

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -129,6 +129,15 @@ def assign(data: dict[str, Any], dotted: str, value: Any) -> None:
         if not isinstance(data, dict):
             raise BadInput(f"cannot set {dotted}: {'.'.join(path[:depth])} must be a table, found {_shown(data)}")
     data[last] = value
+
+
+def flatten(table: Mapping[str, Any], join: str = ".", above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values in nested tables, each with its joined name, such as `a.b.c`."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, join, f"{above}{key}{join}")
+        else:
+            yield above + key, value
 
 
 def _value(hint: Any, raw: Any, at: str, tree: list[str] | None) -> Any:

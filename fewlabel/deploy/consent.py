@@ -12,7 +12,7 @@ from fewlabel.core.described import leaves
 from fewlabel.core.metrics import MINIMUM, PER_CLASS, SITE_BINS
 from fewlabel.core.schema import comments
 from fewlabel.core.tasks import tasks
-from fewlabel.experiment import ROWS, Experiment, read_method
+from fewlabel.experiment import Experiment, method_named
 
 WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", bool: "yes or no", Tensor: "a tensor"}
 
@@ -63,11 +63,6 @@ def consented(methods: str, experiment: Experiment) -> bool:
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     return not names or sends(experiment.method) in {sends(method_named(name)) for name in names}
-
-
-def method_named(name: str) -> Any:
-    """Return the method behind a name of `fewlabel list methods`."""
-    return read_method(ROWS[name][0] if name in ROWS else name)
 
 
 def field_lines(kind: Any, indent: str, size: str) -> Iterator[str]:

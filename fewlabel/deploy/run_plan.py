@@ -14,8 +14,6 @@ from fewlabel.engine import record
 from fewlabel.engine.run import refuse_used
 from fewlabel.experiment import Experiment, dumps
 
-FILE = "federation.json"
-
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -39,10 +37,10 @@ def prepare(experiment: Experiment, directory: Path, terms: Terms, **more: Any) 
     refuse_used(directory)
     storage.make_folder(directory)
     table = {**vars(plan), "terms": vars(terms)}
-    storage.write(directory / FILE, json.dumps(table, indent=1).encode())
+    storage.write(directory / record.FEDERATION, json.dumps(table, indent=1).encode())
     storage.write(directory / record.EXPERIMENT, dumps(experiment).encode())
     return directory
 
 
 def load_plan(directory: Path) -> RunPlan:
-    return schema.read(RunPlan, read_json(directory / FILE))
+    return schema.read(RunPlan, read_json(directory / record.FEDERATION))

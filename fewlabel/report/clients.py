@@ -1,6 +1,6 @@
 """Bars of clients: how many images of each class each client holds, in the terminal and on a page."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_letters, digits
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,16 +11,15 @@ from rich.text import Text
 
 from fewlabel.data.labels import Index, known
 from fewlabel.data.partition import Partition
-from fewlabel.report.style import GREY, saved
+from fewlabel.report.bars import MOST_CLASSES, stack_classes
+from fewlabel.report.style import save_plot
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SIGNS = digits + ascii_letters  # one for each class, so that bars can be read without colours
 UNKNOWN = "."
 COLORS = ("blue", "red", "green", "yellow", "magenta", "cyan")
-MOST_CLASSES = 20  # for which a legend has room
 
 
 class Bar(NamedTuple):
@@ -115,38 +114,11 @@ def plot(
     figure = Figure(figsize=(7.2, 1.4 + 0.28 * len(found)), layout="constrained")
     axes = figure.subplots()
     labeled, unlabeled = (np.array([getattr(bar, part) for bar in found]) for part in ("labeled", "unlabeled"))
-    stack(axes, [bar.name for bar in found], classes, {1.0: labeled, 0.35: unlabeled}, [bar.size for bar in found])
+    stack_classes(
+        axes, [bar.name for bar in found], classes, {1.0: labeled, 0.35: unlabeled}, [bar.size for bar in found]
+    )
     axes.set_xlabel("images; pale: without label")
     if len(classes) <= MOST_CLASSES:
         for text in figure.legend(loc="outside right upper", frameon=False).get_texts():
             text.set_parse_math(False)  # a name may hold dollars
-    return saved(figure, path)
-
-
-def stack(
-    axes: "Axes",
-    names: Sequence[str],
-    classes: Sequence[str],
-    counts: Mapping[float, np.ndarray],
-    sizes: Sequence[int],
-) -> None:
-    """Draw a bar for each name: its images class by class, and at the end those of unknown class.
-
-    `counts` has an array [bars, classes] for each opacity, `sizes` the number of all images.
-    """
-    from matplotlib import colormaps
-
-    colors = colormaps["tab10" if len(classes) <= 10 else "tab20" if len(classes) <= MOST_CLASSES else "turbo"]
-    places, ends = range(len(names)), np.zeros(len(names))
-    for number, name in enumerate(classes):
-        color = colors(number if len(classes) <= MOST_CLASSES else number / len(classes))
-        for opacity, each in counts.items():
-            label = name if opacity == 1 and len(classes) <= MOST_CLASSES else None
-            axes.barh(places, each[:, number], left=ends, color=color, alpha=opacity, label=label)
-            ends += each[:, number]
-    if any(unknown := np.array(sizes) - ends):
-        axes.barh(places, unknown, left=ends, color=GREY, label="unknown")
-    for tick in axes.set_yticks(places, names):
-        tick.label1.set_parse_math(False)
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
+    return save_plot(figure, path)

@@ -22,11 +22,10 @@ from fewlabel.data.published.files import DatasetSource, Edition, PublishedFile
 from fewlabel.data.splits import sides
 from fewlabel.engine.world import dataset_of
 from fewlabel.experiment import read
-from tests.cli import test_main as test_cli
-from tests.cli.test_main import QUICK, Command
+from tests.cli.test_main import QUICK
+from tests.conftest import Command
 from tests.data.test_own import grey, save, spoil, write_csv
 
-fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
 COMMANDS = ["check", "info", "get", "partition", "split"]
 MODES = ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"]
 SUFFIX = {"CMYK": "jpg", "I;16": "tif", "RGB": "jpg"}

@@ -19,8 +19,8 @@ from fewlabel.deploy import keys, members, processes, submit, superlink
 from fewlabel.deploy.run_plan import prepare
 from fewlabel.deploy.site import load_terms
 from fewlabel.experiment import load
-from tests.cli import test_main as test_cli
-from tests.cli.test_main import ROOT, Command
+from tests.cli.test_main import ROOT
+from tests.conftest import Command
 from tests.deploy.federated import experiment, lines, simulated, weights
 from tests.deploy.test_gateway import signed
 from tests.deploy.test_members import admit, enrolled
@@ -28,7 +28,6 @@ from tests.deploy.test_submit import stand_in
 from tests.flower_processes import free_ports, until
 from tests.hosts import Host, hosts, permitted
 
-fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
 COMMANDS = [f"federation {name}" for name in ("init", "enrol", "remove", "serve", "run", "status", "stop")]
 COMMANDS += [f"site {name}" for name in ("init", "check", "join", "leave")]
 TERMS = {"classes": ["cat", "dog"], "channels": 1, "image_size": 16, "mean": [0.5], "std": [0.25]}

@@ -14,12 +14,10 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
 from fewlabel.deploy import members
-from tests.cli import test_main as test_cli
 from tests.cli.test_federation import FLAGS
-from tests.cli.test_main import Command
+from tests.conftest import Command
 from tests.deploy.federated import grey
 
-fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
 INIT = ["site", "init", "--trust", "lungs/trust", "--name", "north", "--client", "2", "--data", "images"]
 
 

@@ -37,7 +37,8 @@ from fewlabel.engine.world import World, dataset_of
 from fewlabel.experiment import Experiment, dumps
 from fewlabel.methods import fedavg as fedavg_module
 from fewlabel.report.comparison import Comparison
-from fewlabel.report.results import Result, Row
+from fewlabel.report.results import Result
+from fewlabel.report.runs import Row
 from tests.deploy.federated import (
     experiment,
     federate,
