@@ -15,6 +15,7 @@ from typing import Any, Literal
 import tomli_w
 
 from fewlabel.core import schema
+from fewlabel.core.described import cautions
 from fewlabel.core.errors import BadInput, StorageError, unknown
 from fewlabel.core.schema import Count, Natural, Positive, Share
 from fewlabel.data.settings import Clients as Clients
@@ -195,8 +196,6 @@ class Experiment:
     @property
     def cautions(self) -> list[str]:
         """Sentences about what you may not have meant, though it runs."""
-        from fewlabel.core.described import cautions
-
         found = []
         if self.stream and (step := (self.rounds - 1) // self.stream.rounds + 1) < self.stream.steps:
             found.append(
