@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -58,9 +59,11 @@ def test_a_federation_has_terms_from_a_file_or_from_flags(fewlabel: Command, tmp
     assert fewlabel(*INIT, "--terms", "terms.json", "--methods", "labels-only").code == 0
     assert fewlabel("federation", "init", "other", "--address", "h:1", *FLAGS, "--name", "Lungs (test)").code == 0
     assert members.read_trust(tmp_path / "lungs" / "trust") == members.Federation(
-        "lungs", "10.0.0.5:9443", "0.1.0", ("labels-only",)
+        "lungs", "10.0.0.5:9443", version("fewlabel"), ("labels-only",)
     )
-    assert members.read_trust(tmp_path / "other" / "trust") == members.Federation("Lungs (test)", "h:1", "0.1.0")
+    assert members.read_trust(tmp_path / "other" / "trust") == members.Federation(
+        "Lungs (test)", "h:1", version("fewlabel")
+    )
     for name in ("lungs", "other"):
         told = json.loads((tmp_path / name / "trust" / "terms.json").read_text())
         assert {key: told[key] for key in TERMS} == TERMS

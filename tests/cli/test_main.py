@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -65,7 +66,7 @@ def test_help_of_a_command_has_examples_and_fits_the_screen(words: tuple[str, ..
 
 def test_without_a_command_there_is_help_and_a_version(fewlabel: Command) -> None:
     assert "Usage: fewlabel" in fewlabel().out
-    assert fewlabel("--version") == (0, "0.1.0\n", "")
+    assert fewlabel("--version") == (0, f"{version('fewlabel')}\n", "")
 
 
 def test_help_does_not_import_what_is_slow() -> None:

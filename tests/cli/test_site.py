@@ -7,6 +7,7 @@ import stat
 import sys
 import threading
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,10 @@ def test_everything_that_is_wrong_has_a_line_of_its_own(images: Path, fewlabel: 
     assert wrong["disk"].endswith(f"forbid it by: chmod 700 {site}/state")
     assert wrong["key"].endswith(f"forbid it by: chmod 600 {site}/key")
     assert wrong["certificate"].endswith("ca.pem is no certificate")
-    assert wrong["versions"] == "FewLabel is 0.1.0 here and 9.9 at the coordinator; both must have the same"
+    assert (
+        wrong["versions"]
+        == f"FewLabel is {version('fewlabel')} here and 9.9 at the coordinator; both must have the same"
+    )
 
 
 def test_commands_are_shown_with_tls_and_a_key_unless_told_otherwise(
