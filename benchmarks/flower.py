@@ -35,7 +35,7 @@ server_app = ServerApp()
 
 @server_app.main()
 def fedavg(grid: Grid, context: Context) -> None:
-    """Flower's own, which notes when its rounds end."""
+    """Run Flower's own FedAvg, and note when its rounds end."""
     from benchmarks.overhead import net
 
     file = Path(str(context.run_config["directory"])) / "ends"
@@ -53,7 +53,7 @@ def main() -> dict[str, Any]:
     from benchmarks.overhead import idle
     from fewlabel.data import partition, site_files
     from fewlabel.deploy import processes
-    from fewlabel.deploy.server import prepare
+    from fewlabel.deploy.run_plan import prepare
     from fewlabel.deploy.site import load_terms
     from fewlabel.engine.record import read_rounds
     from fewlabel.engine.world import dataset_of
@@ -61,9 +61,9 @@ def main() -> dict[str, Any]:
     from tests.flower_processes import Processes
 
     class Plain(Processes):
-        """Flower's own nodes, without residents, and an app that is here."""
+        """Flower's own nodes, without site processes, and an app that is here."""
 
-        def resident(self, number: int) -> None:
+        def site_process(self, number: int) -> None:
             pass
 
         def node(self, number: int) -> None:
@@ -81,7 +81,7 @@ def main() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         site_files.write(dataset, partition.of(dataset, whole), folder / "data", "npz", 0)
-        places = [
+        sites = [
             {
                 "client": client,
                 "data": str(folder / "data" / f"client-{client}.npz"),
@@ -90,10 +90,10 @@ def main() -> dict[str, Any]:
             }
             for client in range(SITES)
         ]
-        for place in places:
-            Path(place["state"]).mkdir()
-        ours = stack.enter_context(Processes(folder / "fewlabel", places))
-        theirs = stack.enter_context(Plain(folder / "flower", places))
+        for site in sites:
+            Path(site["state"]).mkdir()
+        ours = stack.enter_context(Processes(folder / "fewlabel", sites))
+        theirs = stack.enter_context(Plain(folder / "flower", sites))
         app = theirs.app / "pyproject.toml"
         pointed = app.read_text().replace("fewlabel.deploy.flower:server_app", "benchmarks.flower:server_app")
         app.write_text(pointed.replace("fewlabel.deploy.flower:client_app", "benchmarks.flower_echo:app"))

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fewlabel.papers.reproduce import Printed, read_table
-from fewlabel.report.results import CEILING, FLOOR
+from fewlabel.papers.tables import Printed, read_table
+from fewlabel.report.runs import CEILING, FLOOR
 from fewlabel.report.style import COLORS, GREY, draw, empty_plot, finish_plot
 from fewlabel.report.tables import Spread, Table
 

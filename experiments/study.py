@@ -33,7 +33,9 @@ from fewlabel.core.storage import write
 from fewlabel.engine.run import Interrupted, prepare
 from fewlabel.engine.sweep import run_all
 from fewlabel.experiment import Experiment, dumps, load, overlay
-from fewlabel.papers.reproduce import PaperRow, measured, read_table, wanted
+from fewlabel.papers.beside import metrics_of
+from fewlabel.papers.reproduce import experiments_of
+from fewlabel.papers.tables import PaperRow, read_table
 from fewlabel.report.results import Result
 from fewlabel.report.tables import Spread
 
@@ -88,7 +90,7 @@ def tuning(table: str) -> list[Trial]:
 
 def possible(row: PaperRow, seeds: Sequence[int] | None) -> tuple[Experiment, ...]:
     try:
-        return wanted(row, seeds=seeds)
+        return experiments_of(row, seeds=seeds)
     except BadInput as error:
         tell(f"left out: {error}")
         return ()
@@ -214,7 +216,7 @@ def line_of(trial: Trial, result: Result) -> dict[str, Any]:
     line |= {"classes": len(result.classes), "rounds": result.experiment.rounds}
     line |= {"measured": sum("test" in one for one in result.rounds)}
     line |= {key: round(spent[key], 3) for key in ("images_labeled", "images_unlabeled", "bytes_up", "bytes_down")}
-    line |= {"bytes_of_fedavg": round(spent["bytes_of_fedavg"], 4), "sent": rounded(measured(result).get("sent"))}
+    line |= {"bytes_of_fedavg": round(spent["bytes_of_fedavg"], 4), "sent": rounded(metrics_of(result).get("sent"))}
     line |= {"seconds": round(spent["seconds"], 1)}
     apart = recall_of(result)
     for when, found in (("last", result.last), ("chosen", result.chosen)):

@@ -71,7 +71,7 @@ if not TYPE_CHECKING:  # a type checker that saw this would take any misspelt na
     }
 
     def __getattr__(name):
-        """PyTorch takes seconds to load, and `fewlabel --help` should not: so nothing is loaded before it is used."""
+        """Load a name when it is used. PyTorch takes seconds to load, and `fewlabel --help` should not wait for it."""
         from importlib import import_module, metadata
 
         if name == "__version__":

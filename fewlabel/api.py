@@ -1,4 +1,4 @@
-"""Runs from Python: one experiment, several side by side between their floor and their ceiling, and their models."""
+"""The Python interface: run one experiment, compare several, and use their models."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewlabel.core.errors import BadInput
+from fewlabel.engine import backends, record
 from fewlabel.experiment import Experiment, load
 from fewlabel.report.comparison import Comparison
-from fewlabel.report.results import CEILING, FLOOR, Result
+from fewlabel.report.results import Result
+from fewlabel.report.runs import CEILING, FLOOR
 
 if TYPE_CHECKING:
     from fewlabel.inference.predict import Predictions
@@ -23,21 +25,21 @@ def run(
     resume: bool = False,
     backend: str = "simulator",
 ) -> Result:
-    """Runs an experiment in a directory of its own; with `resume`, goes on with what `out` holds of it.
+    """Run an experiment in a directory of its own, by default below runs/.
 
-    The backend "flower-ray" has Flower's simulation do it, on Ray and perhaps a cluster, with the same bits.
+    With `resume`, go on with the run that `out` holds. The backend "flower-ray" runs on Flower's simulation, that is on
+    Ray and perhaps a cluster, with the same results.
     """
-    from fewlabel.engine.backends import check
     from fewlabel.engine.run import execute, laid_out
 
-    check(backend)
+    backends.check(backend)
     if resume and out is None:
         raise BadInput("resume=True needs the directory to go on with: out=…")
     directory = fresh_directory(experiment) if out is None else Path(out)
-    if not (resume and (directory / "experiment.toml").exists()):
+    if not (resume and record.is_run(directory)):
         with laid_out(experiment, directory):
             execute(directory, workers=workers, backend=backend)
-    elif load(directory / "experiment.toml") == experiment:
+    elif load(directory / record.EXPERIMENT) == experiment:
         execute(directory, workers=workers, backend=backend)
     else:
         raise BadInput(f"{directory} holds a run of another experiment; choose another directory")
@@ -53,9 +55,10 @@ def compare(
     out: Path | str = Path("runs/compare"),
     workers: int | None = None,
 ) -> Comparison:
-    """Runs experiments side by side, what was run before below `out` not again, and adds floor and ceiling.
+    """Run experiments side by side and compare them, with the rows labels-only and all-labels added.
 
-    `methods`, by name or as objects, take everything else from `base`; `seeds` replace the experiments' own.
+    `methods` are names or objects, and take all other settings from `base`. `seeds` replace those of the experiments.
+    Runs below `out` that are finished are not run again.
     """
     from fewlabel.engine.sweep import sweep
 
@@ -70,18 +73,21 @@ def compare(
 def predict(
     run: Result | Path | str, images: Path | str | Iterable[Path | str], *, unsure_below: float = 0.8
 ) -> "Predictions":
-    """What a run's last model says of files, folders, patterns or npz files; `unreadable` names what is left out."""
-    from fewlabel.inference import predict as predictions
+    """Predict the classes of images with a run's last model.
+
+    Images are files, folders, patterns or npz files. The result's `unreadable` names those that could not be read.
+    """
+    from fewlabel.inference.predict import predict_files
 
     several = [images] if isinstance(images, Path | str) else images
-    return predictions.predict(directory_of(run), several, unsure_below)
+    return predict_files(directory_of(run), several, unsure_below)
 
 
 def export(run: Result | Path | str, to: str, out: Path | str | None = None) -> Path:
-    """Writes a run's last model as "onnx" or "safetensors", and a model card beside it; returns the model's path."""
-    from fewlabel.inference import export as exports
+    """Export a run's last model to "onnx" or "safetensors", with a model card beside it. Return the model's path."""
+    from fewlabel.inference.export import export_model
 
-    return exports.export(directory_of(run), to, None if out is None else Path(out)).model
+    return export_model(directory_of(run), to, None if out is None else Path(out)).model
 
 
 def directory_of(run: Result | Path | str) -> Path:
@@ -89,10 +95,10 @@ def directory_of(run: Result | Path | str) -> Path:
 
 
 def bounds(experiments: Sequence[Experiment]) -> list[Experiment]:
-    """The floors and ceilings that these experiments lack: those in the same circumstances."""
+    """Return the floors and ceilings that these experiments lack, with the same other settings."""
     found: list[Experiment] = []
     for experiment in experiments:
-        if experiment.name == CEILING:  # its labels are everyone's: nothing in it tells what the floor would have
+        if experiment.name == CEILING:  # it has every label, so nothing in it tells which ones the floor has
             continue
         for row in (FLOOR, CEILING):
             bound = replace(experiment, method=row, name="")
@@ -103,7 +109,7 @@ def bounds(experiments: Sequence[Experiment]) -> list[Experiment]:
 
 
 def fresh_directory(experiment: Experiment, root: Path = Path("runs")) -> Path:
-    """Where a run goes that was given no directory: the first of its name that is not taken."""
+    """Return the directory of a run that was given none: the first of its name that is free."""
     name = f"{experiment.name}-{experiment.data.name}-seed{experiment.seed}".replace(":", "-").replace("/", "-")
     places = (root / (name if number == 1 else f"{name}-{number}") for number in count(1))
     return next(p for p in places if not p.exists() or (p.is_dir() and not any(p.iterdir())))

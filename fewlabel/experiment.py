@@ -15,20 +15,14 @@ from typing import Annotated, Any, Literal
 import tomli_w
 
 from fewlabel.core import schema
+from fewlabel.core.described import cautions, own_warmup
 from fewlabel.core.errors import BadInput, StorageError, unknown
 from fewlabel.core.schema import Count, Natural, Positive, Range, Share
-
-
-@dataclass(frozen=True)
-class Data:
-    name: str = "digits"  # a data set of `fewlabel list datasets`, or package.module:function of your own
-    image_size: Count | None = None  # images are resized to it once; by default what the network prefers
-    channels: Literal[1, 3] | None = None  # 1 is grey, 3 is colour; by default as published
-    split: Literal["published", "80-20", "70-10-20", "fedmatch"] = "published"  # how to split, if not as published
-    split_seed: Natural = 0  # seed of a split that is drawn
-    path: str | None = None  # where your own images are, for folder, csv, npz and dicom
-    columns: dict[str, str] = field(default_factory=dict)  # csv: names of columns, such as label = 'dx'
-    unreadable: Literal["fatal", "skip"] = "fatal"  # what to do about images of your own that cannot be read
+from fewlabel.data.settings import Clients as Clients
+from fewlabel.data.settings import Data as Data
+from fewlabel.data.settings import Labels as Labels
+from fewlabel.data.settings import Stream as Stream
+from fewlabel.data.settings import Views as Views
 
 
 @dataclass(frozen=True)
@@ -39,75 +33,6 @@ class Net:
     pretrained: bool = False  # start from weights trained on ImageNet
     buffers: Literal["global", "local", "recomputed"] = "global"  # BatchNorm statistics: averaged like weights, kept at
     #   each client, or recomputed over all clients' images
-
-
-@dataclass(frozen=True)
-class Clients:
-    count: Count = 10  # number of clients that images are dealt to
-    partition: str = "dirichlet"  # how images are dealt: one of `fewlabel list partitions`
-    alpha: Positive = 0.8  # dirichlet: the smaller, the more clients differ
-    balanced: bool = True  # dirichlet: a client that has its fair share of images gets no more
-    min_size: Count = 10  # smallest number of images a client may have
-    shards: Count | None = None  # shards: how many each client gets; by default 2
-    column: str | None = None  # by-column: the data set's column that names the client; by default its first
-    file: str | None = None  # file: a partition.json
-    per_round: Count | None = None  # how many clients take part in a round; by default all
-    dropout: Share = 0.0  # probability that a client does not answer when asked
-    min_replies: Natural = 0  # a round with fewer replies fails the run
-
-
-LabelsAt = Literal[
-    "some-clients",
-    "every-client",
-    "server",
-    "some-clients+every-client",  # some fully, the others in part
-    "some-clients+server",
-    "every-client+server",
-    "some-clients+every-client+server",
-]
-
-
-@dataclass(frozen=True)
-class Labels:
-    at: LabelsAt = "some-clients"  # who has labels: some clients have all, every client has some, or the server
-    clients: Count = 1  # some-clients: number of fully labeled clients
-    fraction: Annotated[float, Range(0, 1, open_low=True)] = 0.1  # every-client: share of each client's images
-    per_class: Count | None = None  # every-client and server: labeled images of each class, instead of a fraction
-    server_per_class: Count | None = None  # server: where it differs from per_class; by default that, or 50
-    which: Literal["first", "rule", "seed"] = "first"  # some-clients: the first ones, those that RSCFed's rule picks
-    #   (all classes, size nearest to the mean), or drawn by seed
-    ids: tuple[Natural, ...] | None = None  # some-clients: exactly these, instead of `clients` and `which`
-    unlabeled_clients: Count | None = None  # how many clients without labels take part; by default all others
-    validation: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # share of the labels that the server keeps for
-    #   validation, if no validation split is published
-    noise: Share = 0.0  # share of the labels that are replaced by a wrong class
-
-    @property
-    def full(self) -> int:
-        """Number of fully labeled clients, where some are."""
-        return self.clients if self.ids is None else len(self.ids)
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Each client's images come in steps. The defaults are FedMatch's."""
-
-    steps: Count = 10  # number of steps in which a client's images come
-    rounds: Count = 10  # rounds that a step lasts; the last one lasts to the end
-    mode: Literal["grow", "replace"] = "replace"  # a step's images join the earlier ones, or replace them
-    data: Literal["unlabeled", "labeled", "all"] = "unlabeled"  # which of a client's images come in steps
-
-
-def read_view(name: Any, where: str) -> Any:
-    return "none" if name is None else name  # `schema.parse` cannot know that "none" is a name here
-
-
-@dataclass(frozen=True)
-class Views:
-    """How images look in the views that methods ask for: names of `fewlabel list views`."""
-
-    weak: str = field(default="shift", metadata={"read": read_view})  # the weak view: one of `fewlabel list views`
-    strong: str = field(default="randaugment", metadata={"read": read_view})  # the strong view: one of the same
 
 
 @dataclass(frozen=True)
@@ -188,6 +113,11 @@ def read_method(table: Any, where: str = "method") -> Any:
     return schema.read(type(base), overlay(schema.plain(base), table), where)
 
 
+def method_named(name: str) -> Any:
+    """Return the method of this name, or the one behind a row such as labels-only."""
+    return read_method(ROWS[name][0] if name in ROWS else name)
+
+
 def plain_method(method: Any) -> dict[str, Any]:
     from fewlabel.methods import METHODS
 
@@ -239,7 +169,7 @@ class Experiment:
         if isinstance(self.method, str):
             row = ROWS.get(self.method)
             object.__setattr__(self, "name", self.name or self.method)
-            object.__setattr__(self, "method", read_method(row[0] if row else self.method))
+            object.__setattr__(self, "method", method_named(self.method))
             if row and row[1] and isinstance(self.labels, Labels):
                 changes = with_every_label(vars(self.labels), isinstance(self.stream, Stream))
                 for part_name, changed in changes.items():
@@ -295,15 +225,11 @@ class Experiment:
     @property
     def warmup_rounds(self) -> int:
         """The rounds at the start in which nobody has unlabeled images; none if the method has a warm-up of its own."""
-        from fewlabel.core.described import own_warmup
-
         return 0 if own_warmup(self.method) else round(self.recipe.warmup * self.rounds)
 
     @property
     def cautions(self) -> list[str]:
         """Sentences about what you may not have meant, though it runs."""
-        from fewlabel.core.described import cautions
-
         found = []
         if self.stream and (step := (self.rounds - 1) // self.stream.rounds + 1) < self.stream.steps:
             found.append(
@@ -314,7 +240,7 @@ class Experiment:
 
     def _refuse_unused(self) -> None:
         """Refuse settings that would change nothing: whoever set them expects something else."""
-        from fewlabel.data.own.read import KINDS, TABLES
+        from fewlabel.data.own.listing import KINDS, TABLES
 
         how, at = self.clients.partition, self.labels.at
         belongs = {

@@ -1,4 +1,4 @@
-"""What the tests share: one pool of workers for the whole suite, and small runs laid out and ready to go."""
+"""What the tests share: one pool of workers for the whole suite, small runs that are laid out, and the command."""
 
 import atexit
 import os
@@ -7,10 +7,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
+from fewlabel.cli.main import main
 from fewlabel.engine.pool import Pool
 from fewlabel.engine.run import prepare
 from fewlabel.experiment import read
@@ -52,3 +54,23 @@ def run_dir(tmp_path: Path) -> Callable[..., Path]:
     """Lays out a run of a second: `run_dir("method=fedprox", "rounds=3")` returns its directory."""
     numbers = count()
     return lambda *changes: prepare(read({}, [*SMALL, *changes]), tmp_path / f"run{next(numbers)}")
+
+
+class Finished(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Finished]
+
+
+@pytest.fixture
+def fewlabel(capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command, in this process: `fewlabel("show", directory)` returns its exit code, stdout and stderr."""
+
+    def run(*argv: str | Path) -> Finished:
+        code = main([str(word) for word in argv])
+        return Finished(code, *capsys.readouterr())
+
+    return run

@@ -1,4 +1,4 @@
-"""A real federation on this machine: SuperLink, SuperNodes and residents as processes, with TLS and node keys."""
+"""A real federation on this machine: SuperLink, SuperNodes and site processes, with TLS and node keys."""
 
 import json
 import os
@@ -14,10 +14,15 @@ from pathlib import Path
 
 import psutil
 
-from fewlabel.deploy import flower, keys, processes
+from fewlabel.deploy import flower, keys, members, processes
 
-RESIDE = "import json, sys; from fewlabel.deploy.site_process import reside; from pathlib import Path; "
-RESIDE += "reside(json.loads(sys.argv[1]), Path(sys.argv[2]))"
+SITE = """
+import json, sys
+from functools import partial
+from pathlib import Path
+from fewlabel.deploy import site, site_process
+site_process.serve(partial(site.reply, json.loads(sys.argv[1])), Path(sys.argv[2]))
+"""
 
 
 def free_ports(count: int) -> list[int]:
@@ -28,17 +33,26 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-class Processes(processes.Programs):
-    """A SuperLink, and a node with its resident for each site, below a folder of their own.
+def until(condition: Callable[[], object], seconds: float = 300) -> float:
+    """Wait for something to be true. Return for how many seconds."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, "it did not come true"
+        time.sleep(0.05)
+    return time.monotonic() - began
 
-    `reside` is the code of a resident: its place and its socket are the two arguments.
+
+class Processes(processes.Programs):
+    """A SuperLink, and a node and a site process for each site, below a folder of their own.
+
+    `code` is that of a site process. Its two arguments are the site's configuration and the socket.
     """
 
-    def __init__(self, folder: Path, places: list[dict], reside: str = RESIDE) -> None:
-        self.places, self.reside = places, reside
-        self.port, *self.ports = free_ports(1 + len(places))
+    def __init__(self, folder: Path, sites: list[dict], code: str = SITE) -> None:
+        self.sites, self.code = sites, code
+        self.port, *self.ports = free_ports(1 + len(sites))
         address = f"127.0.0.1:{self.port}"
-        keys.create(folder, keys.Federation("loopback", address, version("fewlabel")), {})
+        members.create(folder, members.Federation("loopback", address, version("fewlabel")), {})
         super().__init__(
             folder,
             processes.flower_environment(folder / "home")
@@ -56,9 +70,9 @@ class Processes(processes.Programs):
         try:
             self.link()
             with ThreadPoolExecutor(2) as threads:
-                list(threads.map(self.enrol, range(len(self.places))))
-            for number in range(len(self.places)):
-                self.resident(number)
+                list(threads.map(self.enrol, range(len(self.sites))))
+            for number in range(len(self.sites)):
+                self.site_process(number)
                 self.node(number)
         except BaseException:
             self.__exit__()
@@ -69,7 +83,7 @@ class Processes(processes.Programs):
         processes.end(self.folder, self.started.values())
 
     def kill(self, name: str) -> None:
-        """Ends a process and all its helpers, by a signal that none of them can catch."""
+        """End a process and all its helpers, by a signal that none of them can catch."""
         parent = psutil.Process(self.started[name].pid)
         every = [*parent.children(recursive=True), parent]
         for process in every:
@@ -79,7 +93,7 @@ class Processes(processes.Programs):
         psutil.wait_procs(every, 10)
 
     def link(self) -> None:
-        """The SuperLink, on what it knew before if it was there before."""
+        """Start the SuperLink. If it was there before, it still knows what it knew."""
         tls = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
         self.start("link", [
             str(processes.BIN / "flower-superlink"), *tls, "--enable-supernode-auth", "--port", str(self.port),
@@ -88,20 +102,20 @@ class Processes(processes.Programs):
         self.wait_for("link", "127.0.0.1", self.port, patience=300)
 
     def enrol(self, number: int) -> None:
-        """A site's key is made and registered."""
+        """Create and register a site's key."""
         key, public = keys.new_key(self.folder / f"key{number}", ssh=True), self.folder / f"key{number}.pub"
         public.write_text(keys.public_half(key))
         self.flwr("supernode", "register", str(public), "here")
 
-    def resident(self, number: int) -> None:
-        place, path = json.dumps(self.places[number]), str(self.folder / f"site{number}.socket")
-        self.start(f"resident{number}", [sys.executable, "-c", self.reside, place, path])
+    def site_process(self, number: int) -> None:
+        config, path = json.dumps(self.sites[number]), str(self.folder / f"site{number}.socket")
+        self.start(f"site{number}", [sys.executable, "-c", self.code, config, path])
 
     def node(self, number: int) -> None:
         self.start(f"node{number}", [
             sys.executable, "-m", "fewlabel.deploy.flower", "supernode", "--root-certificates", "ca.pem",
             "--auth-supernode-private-key", f"key{number}", "--superlink", f"127.0.0.1:{self.port}",
-            "--node-config", f'resident="{self.folder / f"site{number}.socket"}"', "--port", str(self.ports[number]),
+            "--node-config", f'socket="{self.folder / f"site{number}.socket"}"', "--port", str(self.ports[number]),
         ])  # fmt: skip
 
     def flwr(self, *arguments: str) -> str:
@@ -113,23 +127,13 @@ class Processes(processes.Programs):
         return done.stdout
 
     def submit(self, directory: Path) -> "subprocess.Popen[bytes]":
-        """A command that ends when the run does."""
+        """Start a command that ends when the run does."""
         options = ["--stream", "--run-config", f'directory="{directory}"']
         return self.start(
             f"run-{directory.name}", [str(processes.BIN / "flwr"), "run", str(self.app), "here", *options]
         )
 
     def run(self, directory: Path, timeout: float = 600) -> str:
-        """Runs what is laid out in a directory; what was printed."""
+        """Run what is laid out in a directory. Return what was printed."""
         self.submit(directory).wait(timeout)
         return self.log(f"run-{directory.name}").read_text()
-
-    def until(self, condition: Callable[[], object], seconds: float = 300) -> float:
-        """Waits for something to be true, and says for how long."""
-        began = time.monotonic()
-        while not condition():
-            if time.monotonic() - began > seconds:
-                told = {name: self.verdict(name) for name in self.started}
-                raise TimeoutError(f"it did not come true in {seconds} s: {told}")
-            time.sleep(0.05)
-        return time.monotonic() - began

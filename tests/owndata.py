@@ -3,7 +3,7 @@
 import numpy as np
 
 from fewlabel.data.datasets import Raw
-from fewlabel.data.raw import Part, whole
+from fewlabel.data.raw import Part, in_memory
 
 CALLS: list[str] = []
 
@@ -41,7 +41,7 @@ def shades() -> Raw:
 def hospitals() -> Raw:
     """As many dark as bright images of `shades`: hospitals 0 and 1 hold one, 2 and 3 many, 4 two of one class."""
     images, labels = (values[100:] for values in shades().splits["train"])
-    split = Part(labels, whole(images, labels).read, clients=np.array([0, 1, *[2, 3] * 98, 4, 4]))
+    split = Part(labels, in_memory(images, labels).read, clients=np.array([0, 1, *[2, 3] * 98, 4, 4]))
     return Raw(("dark", "bright"), {"train": split, "validation": split, "test": split})
 
 

@@ -77,7 +77,7 @@ def test_each_generated_part_is_the_one_that_was_asked_for():
     (isofed,) = (line for line in generated.methods().splitlines() if line.startswith("| `isofed` |"))
     assert isofed.endswith("| some-clients |")
     assert generated.idea("isofed").startswith("A round has two phases.")
-    assert generated.differs("isofed").startswith("No code of the authors can be had.")
+    assert generated.differs("isofed").startswith("Departures from the paper, and decisions where it is silent:")
     assert ".. autoclass:: fewlabel.Result\n   :members:\n" in generated.python()
     assert ".. autofunction:: fewlabel.run\n\n" in generated.python()
     assert ".. autoclass:: fewlabel.core.images.Unlabeled\n   :members:\n" in generated.python()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from experiments import render, study
-from fewlabel.papers.reproduce import read_table, wanted
+from fewlabel.papers.reproduce import experiments_of
+from fewlabel.papers.tables import read_table
 
 TABLE = """
 paper = "ours"
@@ -204,13 +205,13 @@ def test_a_row_that_names_a_seed_has_that_one(tiny: Path):
 
 def test_rounds_follow_from_the_work_and_from_who_holds_what(tiny: Path):
     table = {row.name: row for row in read_table(tiny / "t-tiny.toml").rows}
-    (floor,), (other,) = (wanted(table[name], seeds=[0]) for name in ("l1/labels-only", "l1/cbafed"))
+    (floor,), (other,) = (experiments_of(table[name], seeds=[0]) for name in ("l1/labels-only", "l1/cbafed"))
     study.prepare(floor, tiny / "floor")
     clients = json.loads((tiny / "floor" / "partition.json").read_text())["clients"]
     labeled, unlabeled = (sum(len(client[kind]) for client in clients) for kind in ("labeled", "unlabeled"))
     assert floor.rounds == round(4_000 / labeled)
     assert other.rounds == 1 + round((4_000 - 2 * labeled) / (labeled + 0.5 * unlabeled))
-    (half,) = wanted(table["l2/labels-only"], seeds=[0])
+    (half,) = experiments_of(table["l2/labels-only"], seeds=[0])
     study.prepare(half, tiny / "half")
     clients = json.loads((tiny / "half" / "partition.json").read_text())["clients"]
     assert half.rounds == round(4_000 / (2 * sum(len(client["labeled"]) for client in clients)))
@@ -218,7 +219,7 @@ def test_rounds_follow_from_the_work_and_from_who_holds_what(tiny: Path):
     assert table["l1/cbafed"].paper["accuracy"].mean == 12.5
     assert not table["l2/cbafed"].paper
     assert table["l1/cbafed"].notes == ("Not tuned yet.",)
-    (short,) = wanted(table["l1/labels-only"], rounds=3)
+    (short,) = experiments_of(table["l1/labels-only"], rounds=3)
     assert short.rounds == 3
 
 

@@ -1,4 +1,4 @@
-"""The command `fewlabel audit`: whether a site's log is whole, and what it says."""
+"""The command `fewlabel audit`: check a site's log, and show what it says."""
 
 import json
 from pathlib import Path
@@ -6,33 +6,33 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from fewlabel.cli.data import Form, Format
+from fewlabel.cli.options import Form, Format
 from fewlabel.core.errors import StorageError
+from fewlabel.deploy.site_log import FILE, verify
 
-MANY = 10  # faults that are told
+MANY = 10  # faults that are shown
 
 
 def audit(
     file: Annotated[Path, Argument(metavar="FILE", hidden=True)],
     head: Annotated[
-        str | None, Option("--head", metavar="HASH", help="A head noted earlier, which must still be in the log.")
+        str | None,
+        Option("--head", metavar="HASH", help="A head that you noted earlier and that must still be in the log."),
     ] = None,
     form: Format = Form.TEXT,
 ) -> None:
     """Check a site's log, and show what came and left.
 
-    FILE is the audit.jsonl in a site's state directory, or that directory.
-    A line that was changed, removed, inserted or moved is named, and the exit
-    code is 4. Lines cut off at the end show only to who noted a later head:
-    note the head that is printed, away from the log, and give it next time:
-    the exit code is 4, too, if no line has it.
+    FILE is the audit.jsonl in a site's state folder, or that folder. If a
+    line was changed, removed, inserted or moved, the command names it and
+    the exit code is 4. If lines were cut off at the end, you only notice
+    it with a head: note the head that is printed, keep it away from the
+    log, and give it next time. If no line has it, the exit code is 4 too.
 
     Examples:
       fewlabel audit state/audit.jsonl
       fewlabel audit state/audit.jsonl --head 1f3c9a0b
     """
-    from fewlabel.deploy.site_log import FILE, verify
-
     path = file / FILE if file.is_dir() else file
     account = verify(path)
     if account.faults:
@@ -40,8 +40,8 @@ def audit(
         raise StorageError(f"{path} is not as it was written: {'; '.join(account.faults[:MANY])}{more}")
     noted = account.line_of(head) if head is not None else None
     if form == "json":
-        told = {"lines": len(account.entries), "head": account.head, "torn": account.torn, "tasks": account.totals()}
-        return print(json.dumps(told if noted is None else told | {"head_at": noted}, indent=1))
+        found = {"lines": len(account.entries), "head": account.head, "torn": account.torn, "tasks": account.totals()}
+        return print(json.dumps(found if noted is None else found | {"head_at": noted}, indent=1))
     from rich.console import Console
     from rich.table import Table
 
@@ -57,7 +57,7 @@ def audit(
             f"{len(account.entries):,} lines from {account.entries[0].time} to {account.entries[-1].time}, all in order"
         )
     if account.torn:
-        print("the last line is half written, as a kill leaves it: what it was about has not left")
+        print("the last line is half written, as a kill leaves it: the reply that it describes has not left")
     if noted is not None:
-        print(f"the head that was noted is line {noted:,}")
+        print(f"the head that you noted is line {noted:,}")
     return print(f"head {account.head}")

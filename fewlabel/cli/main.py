@@ -1,6 +1,6 @@
-"""The command `fewlabel`: results on stdout, everything else on stderr, and one sentence for whatever goes wrong.
+"""The command `fewlabel`: results on stdout, everything else on stderr, one sentence for whatever goes wrong.
 
-PyTorch takes seconds to import, so it comes in with the commands that need it, and help is there at once.
+PyTorch takes seconds to import. Only the commands that need it import it, so help appears at once.
 """
 
 import os
@@ -9,7 +9,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib.metadata import version
 from typing import Annotated
 
@@ -18,11 +17,11 @@ import typer
 from typer import Option
 
 from fewlabel.cli import audit, data, federation, model, papers, run, show, site
-from fewlabel.cli.options import tell
-from fewlabel.core.errors import FewLabelError
+from fewlabel.core.errors import FewLabelError, did_you_mean
+from fewlabel.report.terminal import tell
 
 EXIT_CODES = (
-    "Exit codes: 0 fine, 1 a bug in FewLabel, 2 bad input, 3 the run failed and can be resumed, "
+    "Exit codes: 0 success, 1 a bug in FewLabel, 2 bad input, 3 the run failed and can be resumed, "
     "4 disk or files, 130 interrupted."
 )
 app = typer.Typer(add_completion=False, suggest_commands=False, rich_markup_mode="rich")
@@ -38,7 +37,7 @@ def fewlabel(
 ) -> None:
     """Federated learning for when few have labels.
 
-    Every command explains itself, as in `fewlabel run --help`.
+    For help on a command: `fewlabel run --help`.
 
     Examples:
       fewlabel run --method fedprox --set rounds=10
@@ -64,12 +63,12 @@ app.command()(show.bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code; what goes wrong is told in one line."""
+    """Run a command and return its exit code. An error is one line on stderr."""
     try:
         if (here := os.getcwd()) not in sys.path:
-            sys.path.insert(0, here)  # methods and data of one's own lie there
+            sys.path.insert(0, here)  # your own methods and data may be there
         command = typer.main.get_command(app)
-        # Not command.main(), which has its own idea of what to print when something goes wrong.
+        # Not command.main(), which prints errors in its own way.
         with command.make_context("fewlabel", list(sys.argv[1:] if argv is None else argv)) as context:
             command.invoke(context)
         sys.stdout.flush()
@@ -77,22 +76,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except BaseException as error:
-        sentence, code = verdict(error)
+        sentence, code = explain(error)
         if sentence:
             tell("; ".join([sentence.rstrip("."), *getattr(error, "__notes__", [])]))
         return code
     finally:
         try:
             sys.stdout.flush()
-        except OSError:  # or Python would try once more at its end, and complain
+        except OSError:  # Python would try once more when it exits, and complain
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def verdict(error: BaseException) -> tuple[str, int]:
-    """The sentence for an error, and the exit code."""
+def explain(error: BaseException) -> tuple[str, int]:
+    """Return the sentence for an error, and the exit code."""
     match error:
         case click.BadParameter():
-            return misused(error), 2
+            return explain_value(error), 2
         case click.ClickException():
             return error.format_message(), 2
         case FewLabelError(__cause__=ModuleNotFoundError()):
@@ -101,11 +100,11 @@ def verdict(error: BaseException) -> tuple[str, int]:
             return str(error), error.exit_code
         case KeyboardInterrupt():
             return "interrupted", 130
-        case BrokenPipeError() | SystemExit(__context__=BrokenPipeError()):  # which rich makes of it
+        case BrokenPipeError() | SystemExit(__context__=BrokenPipeError()):  # as rich raises it
             return "", 128 + signal.SIGPIPE  # the reader has seen enough
-        case SystemExit():  # of a module of the user's
-            said = error.code if isinstance(error.code, str) else f"something ended the command by exit({error.code})"
-            return " ".join(said.split()), 2
+        case SystemExit():  # a module of the user's did this
+            why = error.code if isinstance(error.code, str) else f"something ended the command by exit({error.code})"
+            return " ".join(why.split()), 2
         case OSError():
             return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error), 4
     with tempfile.NamedTemporaryFile("w", prefix="fewlabel-", suffix=".txt", delete=False) as file:
@@ -113,17 +112,17 @@ def verdict(error: BaseException) -> tuple[str, int]:
     return f"this is a bug in FewLabel: {type(error).__name__}: {error}; traceback in {file.name}", 1
 
 
-def misused(error: click.BadParameter) -> str:
-    """The sentence for a value that an option or argument does not take."""
-    found, _, _ = error.message.partition(" is not ")  # click begins with it
+def explain_value(error: click.BadParameter) -> str:
+    """Return the sentence for a value that an option or argument does not take."""
+    found, _, _ = error.message.partition(" is not ")  # click's message begins with the value
     match error.param:
         case click.Option(opts=[name, *_], type=click.IntRange() | click.FloatRange() as kind):
             what = "whole number" if isinstance(kind, click.IntRange) else "number"
             most = "" if kind.max is None else f" to {kind.max}"
             return f"{name} takes a {what} from {kind.min}{most}, found {found}"
         case click.Parameter(type=click.Choice(choices=choices)):
-            near = get_close_matches(found.strip("'"), [str(getattr(choice, "value", choice)) for choice in choices], 1)
-            return error.format_message().rstrip(".") + (f"; did you mean '{near[0]}'?" if near else "")
+            names = [str(getattr(choice, "value", choice)) for choice in choices]
+            return "; ".join(filter(None, [error.format_message().rstrip("."), did_you_mean(found.strip("'"), names)]))
     return error.format_message()
 
 

@@ -1,14 +1,19 @@
 """The commands that use a run's model: `fewlabel predict` and `fewlabel export`."""
 
 import json
+from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from rich.console import Console
+from rich.table import Table
 from typer import Argument, Option
 
-from fewlabel.cli.data import Form, Format, show_lines
+from fewlabel.cli.data import show_lines
+from fewlabel.cli.options import Form, Format
 from fewlabel.core.errors import BadInput
+from fewlabel.report.terminal import Screen, tell
 
 if TYPE_CHECKING:
     from fewlabel.inference.predict import Predictions
@@ -26,18 +31,18 @@ def predict(
     run: Run,
     images: Annotated[list[str], Argument(metavar="IMAGES...", hidden=True)],
     table: Annotated[
-        Path | None, Option("--csv", metavar="FILE", help="Write all probabilities there, and show a summary.")
+        Path | None, Option("--csv", metavar="FILE", help="Write all probabilities to FILE; show a summary.")
     ] = None,
     unsure_below: Annotated[
-        float, Option(metavar="P", min=0, max=1, help="Images whose best class has less than this are marked unsure.")
+        float, Option(metavar="P", min=0, max=1, help="Mark an image as unsure if its best class has less.")
     ] = 0.8,
     form: Format = Form.TEXT,
 ) -> None:
-    """Name the class of images with a run's model.
+    """Predict the class of images with a run's model.
 
-    RUN is a run's directory, or an exported safetensors file; the model is
+    RUN is a run's directory, or an exported safetensors file. The model is
     that of the last round. IMAGES are files, folders, patterns or npz files.
-    What cannot be read is named, and the exit code is then 2.
+    If some cannot be read, they are listed and the exit code is 2.
 
     Examples:
       fewlabel predict runs/fedprox-digits-seed0 new/*.png
@@ -47,16 +52,11 @@ def predict(
         raise BadInput(f"--csv {table} is a directory; name a file in it")
     if table is not None and not table.absolute().parent.is_dir():
         raise BadInput(f"--csv {table} cannot be written: there is no directory {table.parent}")
-    from fewlabel.cli.options import tell
-    from fewlabel.inference import predict as predictions
-    from fewlabel.report.terminal import Screen
+    from fewlabel.inference.predict import predict_files
 
     with Screen(1) as screen:
-        found = predictions.predict(
-            run,
-            images,
-            unsure_below,
-            lambda done, total: screen.show(done / total, f"{done:,} of {total:,} files"),
+        found = predict_files(
+            run, images, unsure_below, lambda done, total: screen.show(done / total, f"{done:,} of {total:,} files")
         )
     for note in found.notes:
         tell(note)
@@ -72,15 +72,10 @@ def predict(
 
 
 def show(found: "Predictions", table: Path | None) -> None:
-    """A line for each image, or where they are in a file, how many there are of each class."""
-    from collections import Counter
-
-    from rich.console import Console
-    from rich.table import Table
-
+    """Print a line for each image. If they are in a file, print how many images each class has."""
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = 10_000  # programs read lines, not columns
+        console.width = 10_000  # programs read whole lines
     shown = Table(box=None, pad_edge=False)
     shown.add_column("class" if table else "image", overflow="fold")
     if table:
@@ -100,30 +95,30 @@ def show(found: "Predictions", table: Path | None) -> None:
     console.print(shown)
     show_lines("cannot be read", [f"{name}: {reason}" for name, reason in found.unreadable.items()])
     unsure_images = sum(answer.unsure for answer in found.answers)
-    print(f"{len(found):,} images, unsure of {unsure_images:,}: probability below {found.unsure_below:g}")
+    print(f"{len(found):,} images, {unsure_images:,} of them unsure (probability below {found.unsure_below:g})")
     if table:
         print(table)
 
 
 def export(
     run: Run,
-    to: Annotated[Target, Option("--to", help="ONNX has preprocessing inside; safetensors has weights.")],
-    out: Annotated[Path | None, Option("--out", metavar="DIR", help="Where to; by default RUN/export.")] = None,
+    to: Annotated[Target, Option("--to", help="onnx includes preprocessing; safetensors is only weights.")],
+    out: Annotated[Path | None, Option("--out", metavar="DIR", help="Where to write. Default: RUN/export.")] = None,
     form: Format = Form.TEXT,
 ) -> None:
-    """Write a run's model for use elsewhere, with a card.
+    """Export a run's model, with a model card.
 
-    RUN is the directory of a finished run; the model is that of its last round.
-    MODEL_CARD.md says what it was made from, how good it is, what goes in and
-    comes out, and what it must not be used for.
+    RUN is the directory of a finished run. The model is that of its last round.
+    MODEL_CARD.md says what the model was trained on, how good it is, how to use
+    it, and what it must not be used for.
 
     Examples:
       fewlabel export runs/fedprox-digits-seed0 --to onnx
       fewlabel export runs/ours --to safetensors --out ours
     """
-    from fewlabel.inference import export as exports
+    from fewlabel.inference.export import export_model
 
-    written = exports.export(run, to, out)
+    written = export_model(run, to, out)
     print(
         json.dumps({key: str(path) for key, path in written._asdict().items()})
         if form == "json"

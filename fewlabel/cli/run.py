@@ -7,16 +7,17 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fewlabel.api import fresh_directory
 from fewlabel.cli.options import (
     RUNS,
+    SIMULATOR,
     Backend,
     Changes,
     Data,
     DataDir,
     Device,
-    Engine,
     File,
     Layout,
     Method,
@@ -31,18 +32,23 @@ from fewlabel.cli.options import (
     Workers,
     axes_of,
     axis,
+    changes_of,
     method_of,
     seeds_axis,
-    settings,
     table_of,
-    tell,
     without_method,
     words,
 )
 from fewlabel.core.errors import BadInput, RunFailed
+from fewlabel.engine import backends, record
+from fewlabel.experiment import Experiment, read
+from fewlabel.report.comparison import Comparison
+from fewlabel.report.results import Result
+from fewlabel.report.runs import CEILING, FLOOR
+from fewlabel.report.terminal import Rounds, Runs, show_result, tell
+from fewlabel.report.trackers import Trackers
 
-if TYPE_CHECKING:
-    from fewlabel.experiment import Experiment
+AGAIN = "do the same again"
 
 
 def run(
@@ -54,16 +60,16 @@ def run(
     seeds: Seeds = None,
     workers: Workers = None,
     device: Device = None,
-    backend: Engine = Backend.SIMULATOR,
+    backend: Backend = SIMULATOR,
     out: Out = None,
     resume: Resume = None,
     data_dir: DataDir = None,
     track: Track = None,
     form: Tables = Layout.TEXT,
 ) -> None:
-    """Run an experiment, or go on with a run.
+    """Run an experiment, or resume a run.
 
-    Settings are the defaults, changed by FILE (TOML), changed by options.
+    FILE (TOML) changes the default settings, and options change them further.
 
     Examples:
       fewlabel run --method fedprox --set clients.alpha=0.1 --set rounds=50
@@ -76,20 +82,17 @@ def run(
         return run_one(resume, workers, form, backend, track)
     if seed is not None and seeds is not None:
         raise BadInput("--seed is for one run and --seeds is for several: give one of them")
-    if seeds is not None and backend != Backend.SIMULATOR:
+    if seeds is not None and backend != SIMULATOR:
         raise BadInput("--backend is for one run at a time: give --seed in place of --seeds")
     base = table_of(file)
     if method is not None:
         base = without_method(base) | {"method": method_of(base, method)}
-    changed = settings(data, device, changes) + ([] if seed is None else [f"seed={seed}"])
+    changed = changes_of(data, device, changes) + ([] if seed is None else [f"seed={seed}"])
     if seeds is not None:
         return run_many(base, seeds_axis(seeds), changed, out or RUNS / "seeds", workers, form, track)
-    from fewlabel.api import fresh_directory
-    from fewlabel.engine.backends import check
     from fewlabel.engine.run import laid_out
-    from fewlabel.experiment import read
 
-    check(backend)
+    backends.check(backend)
     experiment = read(base, changed)
     with laid_out(experiment, out or fresh_directory(experiment, RUNS)) as directory:
         return run_one(directory, workers, form, backend, track)
@@ -108,11 +111,12 @@ def compare(
     track: Track = None,
     form: Tables = Layout.TEXT,
 ) -> None:
-    r"""Compare methods between their floor and their ceiling.
+    r"""Compare methods with a floor and a ceiling.
 
-    All run the experiment in FILE (TOML); labels-only and all-labels are added.
-    --set is for every row, a table \[method] in FILE for the method it names.
-    Repeated, it skips what is done and resumes what was interrupted.
+    All methods run the experiment in FILE (TOML). The rows labels-only, the
+    floor, and all-labels, the ceiling, are added. --set changes every row; a
+    table \[method] in FILE changes only the method that it names. Run the same
+    command again to go on: finished runs are kept, others are resumed.
 
     Examples:
       fewlabel compare --methods fedprox --seeds 0,1,2
@@ -121,9 +125,9 @@ def compare(
     if not methods:
         raise BadInput("compare needs --methods, such as --methods fedprox")
     base = table_of(file)
-    names = dict.fromkeys(["labels-only", *words(methods), "all-labels"])
+    names = dict.fromkeys([FLOOR, *words(methods), CEILING])
     axes = {"method": [method_of(base, name) for name in names]} | seeds_axis(seeds)
-    run_many(base, axes, settings(data, device, changes), out or RUNS / "compare", workers, form, track)
+    run_many(base, axes, changes_of(data, device, changes), out or RUNS / "compare", workers, form, track)
 
 
 def sweep(
@@ -142,8 +146,9 @@ def sweep(
 ) -> None:
     r"""Run every combination of methods, seeds and settings.
 
-    FILE (TOML) may hold a table \[grid] of settings to lists; options win over it.
-    Repeated, it skips what is done and resumes what was interrupted.
+    FILE (TOML) may hold a table \[grid], with a list of values for each
+    setting. Options win over it. Run the same command again to go on: finished
+    runs are kept, others are resumed.
 
     Examples:
       fewlabel sweep --methods fedavg,fedprox --vary clients.alpha=0.1,0.5
@@ -156,30 +161,27 @@ def sweep(
     if not axes and seeds is None:
         raise BadInput("sweep needs something to vary: --vary, --methods, --seeds or a table [grid] in FILE")
     root = out or RUNS / (f"sweep-{file.stem}" if file else "sweep")
-    run_many(base, axes | seeds_axis(seeds), settings(data, device, changes), root, workers, form, track)
+    run_many(base, axes | seeds_axis(seeds), changes_of(data, device, changes), root, workers, form, track)
 
 
-def run_one(directory: Path, workers: int | None, form: Layout, backend: Backend, track: str | None) -> None:
-    """Runs what is left of a run and shows its result."""
+def run_one(directory: Path, workers: int | None, form: Layout, backend: str, track: str | None) -> None:
+    """Run what is left of a run and show its result."""
     from fewlabel.engine.run import execute
-    from fewlabel.report.results import Result
-    from fewlabel.report.terminal import Rounds, show_result
-    from fewlabel.report.trackers import Tracks
 
-    result, page, tracks = Result(directory), None, Tracks(track, directory)
+    result, page, trackers = Result(directory), None, Trackers(words(track or ""), directory)
     if result.finished:
-        tracks.complete(directory)
+        trackers.complete(directory)
         tell(f"{directory} is finished already; this is its result")
-        page = None if (directory / "report.html").exists() else result.report()
+        page = None if (directory / record.REPORT).exists() else result.report()
     else:
-        again = f"fewlabel run --resume {shlex.quote(str(directory))}"
-        again += "" if backend == Backend.SIMULATOR else f" --backend {backend}"
-        again += f" --track {track}" if track else ""
+        resume = f"fewlabel run --resume {shlex.quote(str(directory))}"
+        resume += "" if backend == SIMULATOR else f" --backend {backend}"
+        resume += f" --track {track}" if track else ""
         caution([result.experiment])
         shown = Rounds(result.experiment.rounds)
-        with interruptible(again) as stop, shown, tracks.following(directory) as follow:
+        with interruptible(resume) as stop, shown, trackers.following(directory) as follow:
 
-            def watch(line: dict[str, Any]) -> None:
+            def watch(line: record.Line) -> None:
                 shown.watch(line)
                 follow(line)
 
@@ -198,52 +200,50 @@ def run_many(
     form: Layout,
     track: str | None,
 ) -> None:
-    """Runs all combinations side by side and shows how they compare."""
+    """Run all combinations side by side and show how they compare."""
     from fewlabel.engine import sweep
-    from fewlabel.report.comparison import Comparison
-    from fewlabel.report.results import Result
-    from fewlabel.report.terminal import show_result
 
     experiments = sweep.grid(without_method(base) if "method" in axes else base, axes, changes)
     failure = run_all(experiments, root, workers, track)
     directories = dict.fromkeys(sweep.place(experiment, root) for experiment in experiments)
     comparison = Comparison([Result(directory) for directory in directories])
-    show_result(comparison, form, comparison.report(root / "report.html"))
+    show_result(comparison, form, comparison.report(root / record.REPORT))
     if failure is not None:
         raise failure
 
 
 def run_all(
-    experiments: "Sequence[Experiment]", root: Path, workers: int | None, track: str | None = None
+    experiments: Sequence[Experiment], root: Path, workers: int | None, track: str | None = None
 ) -> RunFailed | None:
-    """Runs experiments side by side, and returns the failure of some: what the others found is to be shown first."""
+    """Run experiments side by side. Return the failure of some, so that the results of others are shown first."""
     from fewlabel.engine import sweep
-    from fewlabel.report.terminal import Runs
-    from fewlabel.report.trackers import Tracks
 
     caution(experiments)
-    tracks = Tracks(track, root)
+    trackers = Trackers(words(track or ""), root)
     rounds = {sweep.place(experiment, root): experiment.rounds for experiment in experiments}
-    done = [directory for directory in rounds if (directory / "summary.json").exists()]
+    done = [directory for directory in rounds if record.is_finished(directory)]
     for directory in done:
-        tracks.complete(directory)
-    with interruptible("do the same again") as stop, Runs(rounds, len(done)) as shown:
+        trackers.complete(directory)
+    with interruptible(AGAIN) as stop, Runs(rounds, len(done)) as shown:
 
-        def watch(directory: Path, line: dict[str, Any]) -> None:
+        def watch(directory: Path, line: record.Line) -> None:
             shown.watch(directory, line)
-            tracks.watch(directory, line)
+            trackers.watch(directory, line)
 
         try:
             sweep.sweep(experiments, root, workers=workers, watch=watch, stop=stop)
         except RunFailed as error:
-            error.add_note("to go on: do the same again")
+            error.add_note(f"to go on: {AGAIN}")
             return error
     return None
 
 
 @contextmanager
-def interruptible(again: str) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM end the round first, a second one leaves at once; an error tells how to go on: `again`."""
+def interruptible(resume: str) -> Iterator[Callable[[], bool]]:
+    """Let Ctrl-C and SIGTERM end the current round first. A second one leaves at once.
+
+    Yields a function that says whether to stop. `resume` tells people how to go on, and errors end with it.
+    """
     from fewlabel.engine.run import Interrupted
 
     flag, owner = mmap.mmap(-1, 1), os.getpid()  # memory that forked processes share: one signal stops them all
@@ -261,15 +261,15 @@ def interruptible(again: str) -> Iterator[Callable[[], bool]]:
         yield lambda: bool(flag[0])
     except BaseException as error:
         unfinished = isinstance(error, RunFailed | Interrupted | KeyboardInterrupt | OSError) or "resume" in str(error)
-        if unfinished and again not in str(error):
-            error.add_note(f"to go on: {again}")
+        if unfinished and resume not in str(error):
+            error.add_note(f"to go on: {resume}")
         raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def caution(experiments: "Sequence[Experiment]") -> None:
-    """Tells once what may not be meant, though it runs."""
+def caution(experiments: Sequence[Experiment]) -> None:
+    """Tell, once each, what may not be meant though it runs."""
     for sentence in dict.fromkeys(sentence for experiment in experiments for sentence in experiment.cautions):
         tell(sentence)

@@ -5,15 +5,16 @@ import sys
 from contextlib import redirect_stdout
 from enum import StrEnum
 from importlib import import_module
-from inspect import signature
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from fewlabel.cli.data import Form, Format
-from fewlabel.cli.options import Layout, Tables
-from fewlabel.core.errors import BadInput
+from fewlabel.cli.options import Form, Format, Layout, Tables
+from fewlabel.core.errors import BadInput, unknown
+from fewlabel.report import terminal
+from fewlabel.report.comparison import open_results
+from fewlabel.report.watch import watch_runs
 
 
 class Known(StrEnum):
@@ -30,90 +31,79 @@ def list_(
     method: Annotated[str, Argument(metavar="[METHOD]", hidden=True)] = "",
     form: Format = Form.TEXT,
 ) -> None:
-    """List what there is to choose from.
+    """List the names that you can choose from.
 
-    WHAT is methods, datasets, models, partitions, views, or settings with their defaults (those of METHOD).
+    WHAT is methods, datasets, models, partitions, views or settings. With
+    METHOD, list the settings of that method.
 
     Examples:
       fewlabel list methods
       fewlabel list settings rscfed
       fewlabel list models --format json
     """
-    from fewlabel.report import terminal as display
-
     if method and what != Known.SETTINGS:
         raise BadInput(f"only settings are listed for a method, as in `fewlabel list settings {method}`")
-    display.show_list(display.known(what, method), form)
+    terminal.show_list(terminal.known(what, method), form)
 
 
 def show(
     directory: Annotated[Path, Argument(metavar="RUN", hidden=True)],
-    report: Annotated[Path | None, Option("--report", metavar="FILE", help="Write the page with the plots.")] = None,
+    report: Annotated[Path | None, Option("--report", metavar="FILE", help="Write a page with the plots.")] = None,
     form: Tables = Layout.TEXT,
 ) -> None:
-    """Show the result of a run, or of many side by side.
+    """Show the result of a run, or compare many runs.
 
-    RUN is its directory, or one that holds those of many; they may be unfinished.
+    RUN is a run's directory, or one that holds many runs. Unfinished runs show
+    what they have so far.
 
     Examples:
       fewlabel show runs/fedprox-digits-seed0
       fewlabel show runs/compare --format latex
       fewlabel show runs/compare --report report.html
     """
-    from fewlabel.report import terminal as display
-    from fewlabel.report.comparison import found_in
-
-    found = found_in(directory)
-    display.show_result(found, form, found.report(report) if report else None)
+    found = open_results(directory)
+    terminal.show_result(found, form, found.report(report) if report else None)
 
 
 def watch(
     directory: Annotated[Path, Argument(metavar="RUN", hidden=True)],
-    once: Annotated[bool, Option("--once", help="Print how it stands now; as through a pipe.")] = False,
+    once: Annotated[bool, Option("--once", help="Print the progress once and exit.")] = False,
     form: Format = Form.TEXT,
 ) -> None:
     """Watch a run, or many, from another terminal.
 
-    RUN is its directory, or one that holds those of many. It ends when they do; Ctrl-C leaves them alone.
+    RUN is a run's directory, or one that holds many runs. Watching ends when
+    the runs end. Ctrl-C ends watching and leaves the runs alone.
 
     Examples:
       fewlabel watch runs/fedprox-digits-seed0
       fewlabel watch runs/compare --once
     """
-    from fewlabel.report.watch import watch
-
-    watch(directory, once, form)
+    watch_runs(directory, once, form)
 
 
 def bench(
     name: Annotated[str, Argument(metavar="[NAME]", hidden=True)] = "",
-    full: Annotated[bool, Option("--full", help="All the data where a part is the default: fedavg.")] = False,
     form: Format = Form.TEXT,
 ) -> None:
     """Measure speed.
 
-    NAME is a file in benchmarks/ of the source tree, and what it finds is JSON; without NAME, they are listed.
+    NAME is a file in benchmarks/ of the source tree. Its result is JSON.
+    Without NAME, list the files.
 
     Examples:
+      fewlabel bench
       fewlabel bench overhead
-      fewlabel bench fedavg --full
     """
-    from fewlabel.report import terminal as display
-
     folder = Path(__file__).parents[2] / "benchmarks"
     files = {path.stem: path for path in sorted(folder.glob("*.py")) if "\ndef main(" in path.read_text()}
     if not files:
-        raise BadInput(f"there are no measurements in {folder}: they come with the source tree alone")
+        raise BadInput(f"there are no measurements in {folder}; they come only with the source tree")
     if not name:
-        return display.show_list(display.scripts(files), form)
+        return terminal.show_list(terminal.scripts(files), form)
     if name not in files:
-        from fewlabel.core.errors import unknown
-
         raise BadInput(unknown("measurement", name, files))
     sys.path.insert(0, str(folder.parent))  # its worker processes import it by this name
     with redirect_stdout(sys.stderr):
-        measure = import_module(f"benchmarks.{name}").main
-        if full and "full" not in signature(measure).parameters:
-            raise BadInput(f"'{name}' has no part that is left out; --full is for fedavg")
-        found = measure(full=True) if full else measure()
+        found = import_module(f"benchmarks.{name}").main()
     return print(json.dumps(found, indent=1))

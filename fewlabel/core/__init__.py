@@ -1,1 +1,1 @@
-"""The contract between a method and whatever runs it, and what it stands on. Imports nothing else of the package."""
+"""The contract between a method and whatever runs it, and its foundations. Imports no other folder of the package."""

@@ -1,4 +1,4 @@
-"""The one way to average what clients upload. Whatever bounds, checks or hides single models belongs here."""
+"""The one place where clients' models are averaged. Code that limits, checks or hides single models belongs here."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ def average(
     kinds: "Kinds | None" = None,
     keep: bool = False,
 ) -> Mean[U]:
-    """Fold a stream of replies into the weighted mean of their models, as `Federation.mean` says."""
+    """Return the weighted mean of the models in a stream of replies. `Federation.mean` explains the arguments."""
     seen: list[Reply[U]] = []
 
     def models() -> Iterator[tuple[float, bool, Tree]]:
@@ -36,12 +36,12 @@ def average(
     return Mean(by_kind(models(), kinds, old), seen)
 
 
-# How much the mean of labeled clients and that of the others count, from what each weighs and whether it has labels.
+# Takes the total weight of each kind of client, and whether that kind has labels. Returns how much its mean counts.
 Kinds = Callable[[Sequence[float], Sequence[bool]], Sequence[float]]
 
 
 def by_kind(stream: Iterable[tuple[float, bool, Tree]], kinds: Kinds, default: Tree) -> Tree:
-    """Average a stream of (weight, has labels, model) within each of the two kinds of clients, then both means."""
+    """Average a stream of (weight, has labels, model): first within each kind of client, then the two means."""
     weights, means = {True: 0.0, False: 0.0}, {True: default, False: default}
     for weight, kind, model in stream:
         means[kind] = tree.mean([(weights[kind], means[kind]), (weight, model)], default=default)

@@ -1,21 +1,21 @@
-"""What a method says of itself: what leaves a site, what it cautions about, what it plots. Each may be left out."""
+"""How a method describes itself: what leaves a site, its warnings, its plots. It may leave out any of these."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from fewlabel.core.plots import Plot
 
-# What to say of weights that leave a site, where the server needs no site's by themselves.
+# For methods that send weights, but whose server never needs the weights of a single site.
 SUMS_DO = "A curious server can learn about training images from weights. The server needs only sums over sites."
 
 
 def leaves(method: Any) -> str:
-    """What a method says leaves a site."""
+    """Return a method's own words on what leaves a site."""
     return " ".join(getattr(method, "leaves", "").split())
 
 
 def cautions(method: Any, experiment: Any) -> list[str]:
-    """What a method cautions about in an experiment."""
+    """Return a method's warnings about an experiment."""
     return list(method.cautions(experiment)) if hasattr(method, "cautions") else []
 
 
@@ -25,7 +25,7 @@ def own_warmup(method: Any) -> int:
 
 
 def all_warmup(method: Any, experiment: Any) -> Iterator[str]:
-    """Caution about an experiment that ends with its warm-up: `cautions` of a method that has a `warmup`."""
+    """Warn if all rounds of an experiment are warm-up. A method with a `warmup` uses this as its `cautions`."""
     if method.warmup >= experiment.rounds:
         yield (
             f"{experiment.name}: all of its {experiment.rounds} rounds are warm-up, in which labeled clients train "
@@ -34,11 +34,11 @@ def all_warmup(method: Any, experiment: Any) -> Iterator[str]:
 
 
 def plots(method: Any) -> tuple[Plot, ...]:
-    """What a method wants drawn of its rounds."""
+    """Return the plots that a method wants of its rounds."""
     wanted: tuple[Plot, ...] = getattr(method, "plots", ())
     return wanted
 
 
 def needs_each_model(method: Any) -> bool:
-    """Whether a method needs each client's model by itself."""
+    """Return True if a method's server needs each client's model by itself."""
     return bool(getattr(method, "needs_each_model", False))

@@ -1,8 +1,8 @@
 """The contract between a method and whatever runs it: sites, replies, the federation, and the round loop.
 
 A method is a frozen dataclass whose fields are its hyper-parameters. It talks to its clients only through
-`Federation.run` and `Federation.mean`, so the same file runs in one process, in many, and across hospitals. The types
-that leave a site are those in the annotations of its tasks (`tasks`), and `wire` admits nothing else.
+`Federation.run` and `Federation.mean`, so the same file runs in one process, in many, and across hospitals. Only the
+types in the annotations of its tasks (`tasks`) may leave a site. `wire` refuses everything else.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 class LabelPlace(StrEnum):
-    """Where labels may be."""
+    """The places where labels may be."""
 
     SOME_CLIENTS = "some-clients"
     EVERY_CLIENT = "every-client"
@@ -39,7 +39,7 @@ class LabelPlace(StrEnum):
 SOME_CLIENTS, EVERY_CLIENT, SERVER = LabelPlace
 
 
-# The field of a message or an upload that is a whole model of the network, such as `model: Weights`.
+# The type of the field that holds a whole model of the network in a message or an upload, such as `model: Weights`.
 Weights = Annotated[Tree, "weights"]
 
 
@@ -52,7 +52,7 @@ def weights_field(kind: type) -> str | None:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What a client publishes about itself, and nothing more."""
+    """All that a client publishes about itself."""
 
     id: int
     num_labeled: int
@@ -65,17 +65,17 @@ class ClientInfo:
 
 @dataclass(frozen=True)
 class Model:
-    """State, message and upload of methods that exchange nothing but weights: `model`."""
+    """The state, message and upload of methods that exchange only weights."""
 
     model: Weights
 
 
 class Site(Generic[C]):
-    """A place that holds data, a client or the server, for the length of one task.
+    """A place that holds data, as one task sees it: a client, or the server.
 
-    `labeled`, `unlabeled` and `validation` are its images, or None; `model` is the scratch network, `rng` the task's
-    randomness, `state` what the client keeps for itself between rounds, at first None. `info`, `round`, `rounds`,
-    `num_classes` and `device` tell where one is.
+    `labeled`, `unlabeled` and `validation` are its images, or None. `model` is the scratch network. `rng` is the
+    randomness of the task. `state` is what the client keeps for itself between rounds; at first it is None. `info`,
+    `round`, `rounds`, `num_classes` and `device` say where and when the task runs.
     """
 
     def __init__(
@@ -102,25 +102,25 @@ class Site(Generic[C]):
         self.round, self.rounds, self.num_classes = round, rounds, num_classes
         self.warmup = warmup  # rounds of the recipe's warm-up, in which nobody has unlabeled images
         self.labeled, self.unlabeled, self.validation = labeled, unlabeled, validation
-        self.model = model  # scratch: whatever it holds is another client's leftover until `load`
-        self.device = device  # where the network is, the images, and what messages hold
+        self.model = model  # scratch: until `load`, it holds what another client left there
+        self.device = device  # where the network, the images and the tensors of messages are
         self.rng = rng
         self.state = state  # private, kept between rounds, committed only if the task succeeds
         self._buffers, self.statistics = buffers, statistics
-        # What whoever watches from outside looks at when the task is done; nothing is kept in deployment.
+        # For whoever watches from outside, once the task is done. In deployment nothing is kept.
         self.audited: list[tuple[Tensor, Tensor, int]] | None = [] if watched else None
         self.scored: list[Tree] | None = [] if watched else None
         self.shown: dict[str, Tensor] | None = {} if watched else None
         self.tally = tally or Tally()
 
     def load(self, weights: Tree) -> nn.Module:
-        """The scratch network with these weights, and the statistics that the experiment's policy gives this site."""
+        """Return the scratch network with these weights, and with the statistics that the policy gives this site."""
         bare = self._buffers == "local" and self.statistics is None and not tree.statistics(weights)
         if self._buffers != "global":
             weights = tree.untrained(self.model) | weights | (self.statistics or {})
         tree.load(self.model, weights)
         if bare and tree.statistics(weights) and (self.labeled or self.unlabeled or self.validation):
-            # A network without statistics, as before a site's first training, would label its images at random.
+            # Before a site's first training there are no statistics, and the network would label images at random.
             self.statistics = batch_statistics(self.model, self._images())
         return self.model
 
@@ -133,7 +133,7 @@ class Site(Generic[C]):
                 yield from (x for x, _ in images.batches(("plain",), 500, shuffle=False))
 
     def weights(self) -> Tree:
-        """A copy of the scratch network's state, as far as the policy for statistics lets it leave the site."""
+        """Return a copy of the scratch network's state, without statistics if the policy keeps them at the site."""
         state = tree.of(self.model)
         if self._buffers == "global":
             return state
@@ -142,25 +142,27 @@ class Site(Generic[C]):
         return tree.parameters(state)
 
     def audit(self, index: Tensor, pseudo_label: Tensor, epoch: int = 0) -> None:
-        """Shows pseudo-labels to whoever scores them from outside; a no-op in deployment."""
+        """Show pseudo-labels to whoever scores them from outside. In deployment this does nothing."""
         if self.audited is not None:
             self.audited.append((index.clone(), pseudo_label.clone(), epoch))
 
     def score(self, weights: Tree | nn.Module) -> None:
-        """Shows a local model to whoever measures it from outside, in evaluated rounds; a no-op in deployment."""
+        """Show a local model to whoever measures it in evaluated rounds. In deployment this does nothing."""
         if self.scored is not None:
             self.scored[:] = [tree.of(weights) if isinstance(weights, nn.Module) else weights]
 
     def show(self, **values: Tensor) -> None:
-        """Shows tensors to whoever watches from outside, in evaluated rounds, as a mean over clients that leaves NaN
-        out; a no-op in deployment."""
+        """Show tensors to whoever watches from outside in evaluated rounds. In deployment this does nothing.
+
+        The record of the round has their mean over clients. NaN is left out of it.
+        """
         if self.shown is not None:
             self.shown |= {name: value.detach().clone() for name, value in values.items()}
 
 
 @dataclass(frozen=True)
 class Reply(Generic[U]):
-    """An `upload`, with `job`, the number of the job that it answers, and `client`, its info as of that job."""
+    """A client's `upload`. `job` is the number of the job that it answers, `client` the client's info at that time."""
 
     job: int
     client: ClientInfo
@@ -169,22 +171,22 @@ class Reply(Generic[U]):
 
 @dataclass(frozen=True)
 class Mean(Generic[U]):
-    """What `Federation.mean` returns: the average `model`, and the `replies`, whose models are left out."""
+    """The result of `Federation.mean`: the average `model`, and the `replies`, without their models unless kept."""
 
     model: Tree
     replies: Sequence[Reply[U]]
 
 
 def by_size(reply: Reply[Any]) -> float:
-    """Weigh a client by its images."""
+    """Return the weight of a client in an average by size: its number of images."""
     return reply.client.size
 
 
 class Federation(Protocol):
-    """What a method sees of the world while it plays one round at the server.
+    """The world as a method sees it at the server while it plays one round.
 
-    `clients` are all of them, `round` counts from 1 and is 0 in `init`, `rounds` is how many there will be, and
-    `num_classes` how many classes.
+    `clients` lists all clients. `round` counts from 1, and is 0 in `init`. `rounds` is the number of all rounds, and
+    `num_classes` the number of classes.
     """
 
     clients: Sequence[ClientInfo]
@@ -199,27 +201,27 @@ class Federation(Protocol):
 
     @property
     def server(self) -> Site[None]:
-        """The server as a site: its network, as it is before training, and its images, if it has any."""
+        """The server as a site: its network before any training, and its images if it has any."""
 
     @property
     def labeled(self) -> Sequence[ClientInfo]:
-        """Clients with labeled images."""
+        """The clients with labeled images."""
 
     @property
     def unlabeled(self) -> Sequence[ClientInfo]:
-        """Clients with unlabeled images; where a client has both kinds, it is in both lists."""
+        """The clients with unlabeled images. A client with both kinds of images is in both lists."""
 
     def sample(
         self, k: int | None = None, among: Sequence[ClientInfo] | None = None, *, name: str = ""
     ) -> list[ClientInfo]:
-        """Draw k clients at random, by default as many as the experiment lets take part in a round."""
+        """Draw k clients at random. By default k is the number of clients that take part in a round."""
 
     def run(self, task: Callable[[Any, M], U | None], jobs: Iterable[tuple[ClientInfo, M]]) -> Iterator[Reply[U]]:
         """Run an `@on_client` task for each (client, message), and yield the replies one by one, in job order.
 
         A client that dropped out, failed or had nothing to send has no reply. Jobs are taken ahead of replies, so
-        their messages must not depend on replies of the same run. To average models, use `mean`: a method that needs
-        each model by itself says so by `needs_each_model`.
+        a message must not depend on replies of the same run. To average models, use `mean`. A method that needs each
+        model by itself must set `needs_each_model`.
         """
 
     def mean(
@@ -232,52 +234,53 @@ class Federation(Protocol):
         kinds: Callable[[Sequence[float], Sequence[bool]], Sequence[float]] | None = None,
         keep: bool = False,
     ) -> Mean[U]:
-        """Run a task like `run` and return the weighted mean of the models that come back; of none, `old`.
+        """Run a task like `run`, and return the weighted mean of the models that come back, or `old` if none does.
 
-        The model is the field of the upload that is declared as `Weights`. Models are folded as they arrive, so memory
-        does not grow with the number of clients, unless `keep` leaves them in the replies. With `kinds`, clients with
-        labels and those without are averaged apart, and `kinds(weights, labeled)` says how much the two means count.
+        The model is the field of the upload that is declared as `Weights`. Models are averaged as they arrive, so
+        memory does not grow with the number of clients, unless `keep` leaves the models in the replies. With `kinds`,
+        clients with labels and clients without are averaged separately. Then `kinds(weights, labeled)` returns how much
+        each of the two means counts.
         """
 
     def map(self, task: Callable[[Any, M], R], items: Iterable[M]) -> Iterator[R]:
-        """Run an `@on_server` task on the server's own data for each item, spread over the workers, in order."""
+        """Run an `@on_server` task on the server's data for each item. Workers share the items; order is kept."""
 
     def rng(self, *names: int | str) -> Rng:
-        """Randomness of this round by names of your own: `.torch` and `.numpy` are generators."""
+        """Return a random stream of this round, by names that you choose. Its `.torch` and `.numpy` are generators."""
 
     def log(self, **values: float | Tensor) -> None:
-        """Numbers for this round's line in rounds.jsonl."""
+        """Add numbers to this round's line in rounds.jsonl."""
 
     def finish_round(self, weights: Tree | None) -> None:
-        """Called by the round loop with the model after the round."""
+        """Close a round. The round loop calls this with the model after the round."""
 
 
 class Method(Protocol[S]):
     """A federated method: a frozen dataclass whose fields are its hyper-parameters.
 
-    What is not a function may be a class variable or a property. All but `label_places` may be left out.
+    `label_places`, `init`, `round` and `model` are required. The attributes may be class variables or properties.
     """
 
-    label_places: ClassVar[frozenset[LabelPlace]]  # where it can use labels
-    leaves: ClassVar[str]  # what leaves a site, and what that can betray: a site's people read it before they consent
-    needs_each_model: ClassVar[bool]  # whether the server must see each client's model, so that a sum would not do
-    plots: ClassVar[tuple[Plot, ...]]  # of what it logs, for the report
+    label_places: ClassVar[frozenset[LabelPlace]]  # where labels may be
+    leaves: ClassVar[str]  # what leaves a site and what it can reveal; people at a site read it before they consent
+    needs_each_model: ClassVar[bool]  # whether the server must see each client's model, because sums are not enough
+    plots: ClassVar[tuple[Plot, ...]]  # plots of logged values, for the report
 
     def cautions(self, experiment: Any) -> Iterable[str]:
-        """Sentences about what may not be meant in an experiment, though it runs."""
+        """Yield warnings about settings of an experiment that run, but that the user may not have meant."""
 
     def init(self, fed: Federation) -> S:
-        """The server's first state. May ask clients for statistics, never trains."""
+        """Return the server's first state. May ask clients for statistics, but never trains."""
 
     def round(self, state: S, fed: Federation) -> S:
-        """One communication round, of any number of phases."""
+        """Play one communication round, in any number of phases, and return the server's new state."""
 
     def model(self, state: S) -> Tree | None:
-        """The weights that are evaluated and shipped; None where there is no shared model."""
+        """Return the weights to evaluate and to ship, or None if there is no shared model."""
 
 
 class TooFewReplies(RunFailed):
-    """A phase had fewer replies than clients.min_replies asks for, or all those who have labels have failed."""
+    """A phase had fewer replies than clients.min_replies asks for, or all clients, or all with labels, have failed."""
 
 
 class ClientError(RunFailed):
@@ -290,19 +293,19 @@ class ClientError(RunFailed):
 
 
 def broadcast(clients: Iterable[ClientInfo], message: M) -> Iterator[tuple[ClientInfo, M]]:
-    """Send all of them one message, the largest client first, so that the last to finish is a small one."""
+    """Pair each client with the same message. The largest client comes first, so that the last to finish is small."""
     return ((client, message) for client in sorted(clients, key=lambda c: (-c.size, c.id)))
 
 
 @torch.no_grad()
 def batch_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Tree:
-    """BatchNorm's statistics of these images under the model's weights, which the model then has."""
+    """Compute BatchNorm's statistics of these images under the model's weights, and set them in the model."""
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
-    model.eval()  # no dropout: it would blur the statistics, and draw from nobody's stream
+    model.eval()  # no dropout: it would blur the statistics, and its random numbers would come from no named stream
     for norm in norms:
         norm.train().reset_running_stats()
-        norm.momentum = 1.0  # each batch's own
+        norm.momentum = 1.0  # so that each batch leaves its own statistics
 
     def parts() -> Iterator[tuple[int, Tree]]:
         for images in batches:
@@ -320,7 +323,7 @@ def batch_statistics(model: nn.Module, batches: Iterable[Tensor]) -> Tree:
 
 
 def train(method: Method[S], fed: Federation, state: S, start: int = 1) -> Iterator[tuple[int, S]]:
-    """Play the rounds: yield each round's number and the state after it."""
+    """Play the rounds. Yield the number of each round and the state after it."""
     for number in range(start, fed.rounds + 1):
         fed.round = number
         with fed.rng("global").scope(), schedule.during(fed.rate):

@@ -1,4 +1,4 @@
-"""What a site shows a method: images with labels, and images without, which have no label to misuse."""
+"""The images of a site, as a method sees them: with labels, or without any label that it could misuse."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Source(Protocol):
-    """Where images come from: `views` makes normalised batches of them, on `device`, by the names of the views."""
+    """A store of images. `views` returns one normalised batch, on `device`, for each named view."""
 
     @property
     def device(self) -> torch.device: ...
@@ -19,7 +19,7 @@ class Source(Protocol):
 
 
 def cut(order: Tensor, size: int) -> list[Tensor]:
-    """An order of images as batches. A single image left over joins the batch before: BatchNorm needs two."""
+    """Cut an order of images into batches. A single image left over joins the batch before: BatchNorm needs two."""
     batches = list(torch.split(order, size)) if len(order) else []
     if len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [torch.cat(batches[-2:])]
@@ -27,14 +27,14 @@ def cut(order: Tensor, size: int) -> list[Tensor]:
 
 
 def shuffled(images: Tensor, rng: torch.Generator) -> Tensor:
-    """A random order to train in. Where there is a single image, it comes twice, seen anew: BatchNorm needs two."""
+    """Return the images in random order. A single image comes twice, each time in a new view: BatchNorm needs two."""
     order = images[torch.randperm(len(images), generator=rng)]
     return order.repeat(2) if len(order) == 1 else order
 
 
 @dataclass
 class Tally:
-    """How many images a site trained on: those drawn while gradients were on, by whether it has their labels."""
+    """How many labeled and unlabeled images a site trained on: those drawn while gradients were on."""
 
     labeled: int = 0
     unlabeled: int = 0
@@ -46,7 +46,7 @@ class Tally:
 
 
 class Unlabeled:
-    """Images alone. `index` counts this site's unlabeled images from 0."""
+    """Images without labels. An `index` refers to this site's unlabeled images, counted from 0."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Unlabeled:
         shuffle: bool = True,
         counted: int = 1,
     ) -> Iterator[tuple[Tensor, ...]]:
-        """One pass: for each batch the views asked for, in their order, and the index of its images.
+        """Pass once over the images. For each batch, yield the requested views in order, and the index of its images.
 
-        `counted` is how many of the views go through a backward pass.
+        `counted` is the number of views that go through a backward pass.
         """
         chosen = torch.arange(len(self), device=self._where.device) if subset is None else subset
         for index in cut(shuffled(chosen, self._rng) if shuffle else chosen, size):
@@ -80,17 +80,17 @@ class Unlabeled:
             yield (*self._images.views(self._where[index], views, self._rng), index)
 
     def count(self, images: int) -> None:
-        """Counts images as trained on, where `batches` cannot know."""
+        """Count images as trained on when `batches` cannot know it."""
         self._tally.add(images, images)
 
     def with_labels(self, index: Tensor, y: Tensor) -> "Labeled":
-        """A fixed pseudo-labeled set."""
+        """Return the images at `index` with fixed pseudo-labels."""
         pseudo = torch.ones_like(index, dtype=torch.bool)
         return Labeled(self._images, self._where[index], y, self._rng, self._tally, pseudo, self._balanced)
 
 
 class Labeled:
-    """Images with their labels, some of which may be pseudo-labels."""
+    """Images with labels. Some of the labels may be pseudo-labels."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Labeled:
         return len(self._where)
 
     def __add__(self, other: "Labeled") -> "Labeled":
-        """The images of two sets of one site."""
+        """Join two sets of images of one site."""
         where, y, pseudo = (
             torch.cat(pair) for pair in ((self._where, other._where), (self.y, other.y), (self._pseudo, other._pseudo))
         )
@@ -128,7 +128,7 @@ class Labeled:
         return ((counts + 1) / (len(self) + self._balanced)).log()
 
     def batches(self, view: str = "weak", size: int = 64, shuffle: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """One pass: images and labels."""
+        """Pass once over the images. Yield each batch with its labels."""
         chosen = torch.arange(len(self), device=self._where.device)
         for index in cut(shuffled(chosen, self._rng) if shuffle else chosen, size):
             self._tally.add(len(index), int(self._pseudo[index].sum()))

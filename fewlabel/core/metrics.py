@@ -1,7 +1,8 @@
 """Metrics of a classifier from counts that add up, so one machine and many sites measure with the same code.
 
-A site that may not share predictions shares `Counts`. Their sum gives the metrics of all sites together: exact, but for
-the AUC, which comes from histograms with a bound on its error. Inputs may be on any device, counts are on the CPU.
+A site that may not share predictions shares `Counts`. Their sum gives the metrics of all sites together. These are
+exact except for the AUC, which comes from histograms and has a bound on its error. Inputs may be on any device; counts
+are on the CPU.
 """
 
 from collections.abc import Iterable
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 from fewlabel.core.errors import BadInput
 
 BINS = 4096
-SITE_BINS = 64  # of histograms that leave a site: fewer, so that they tell less of single images
-MINIMUM = 20  # images to test on; with fewer, a site sends no counts
-PER_CLASS = 5  # images of a class; with fewer, a site leaves them out of its counts
+SITE_BINS = 64  # bins of a histogram that leaves a site: fewer, so that it reveals less about single images
+MINIMUM = 20  # test images; with fewer, a site sends no counts
+PER_CLASS = 5  # images of a class; with fewer, a site leaves the class out of its counts
 THRESHOLD = 0.4  # FedIRM's
 
 Metrics = dict[str, Any]
@@ -24,15 +25,15 @@ Metrics = dict[str, Any]
 
 @dataclass(frozen=True)
 class Counts:
-    """What one set of images adds to the metrics. Only counts made with one threshold may be merged."""
+    """The counts from which metrics are computed. Only counts made with the same threshold may be merged."""
 
     confusion: Tensor  # int64 [C, C]: row = true class, column = predicted class (ties to the lowest)
-    above: Tensor  # int64 [C, 2]: of the images not of class c / of class c, those with score_c >= threshold
+    above: Tensor  # int64 [C, 2]: images with score_c >= threshold, first those not of class c, then those of class c
     histogram: Tensor | None = None  # int64 [C, 2, BINS]: scores of each class's negatives and positives, over [0, 1]
 
 
 def count(scores: Tensor, y: Tensor, *, threshold: float = THRESHOLD, histogram: bool = False) -> Counts:
-    """Count the probabilities `scores` [N, C] against the classes `y` [N]; the histogram is for a pooled AUC."""
+    """Compare the probabilities `scores` [N, C] with the classes `y` [N]. A pooled AUC needs the histogram."""
     scores, y = _checked(scores, y)
     classes = scores.shape[1]
     confusion = torch.bincount(y * classes + scores.argmax(1), minlength=classes**2).view(classes, classes)
@@ -47,7 +48,7 @@ def count(scores: Tensor, y: Tensor, *, threshold: float = THRESHOLD, histogram:
 
 
 def shared(scores: Tensor, y: Tensor) -> Counts:
-    """The counts that a site sends: nothing of a rare class, and scores by coarse intervals alone."""
+    """Return the counts that a site may send: without rare classes, and with scores only in coarse intervals."""
     shown = common(y, scores.shape[1])
     counts = count(scores[shown], y[shown], histogram=True)
     assert counts.histogram is not None
@@ -55,12 +56,12 @@ def shared(scores: Tensor, y: Tensor) -> Counts:
 
 
 def common(y: Tensor, classes: int) -> Tensor:
-    """Which images are of a class with enough others."""
+    """Return a mask of the images whose class has enough images."""
     return y.bincount(minlength=classes)[y] >= PER_CLASS
 
 
 def check_shared(counts: Counts, classes: int) -> None:
-    """Raises BadInput for what cannot be a site's counts."""
+    """Raise BadInput if these cannot be a site's counts."""
     parts = {"confusion": counts.confusion, "above": counts.above, "histogram": counts.histogram}
     shapes = {"confusion": (classes, classes), "above": (classes, 2), "histogram": (classes, 2, SITE_BINS)}
     for name, part in parts.items():
@@ -75,7 +76,7 @@ def check_shared(counts: Counts, classes: int) -> None:
 
 
 def merge(parts: Iterable[Counts]) -> Counts:
-    """The counts of all parts together."""
+    """Add up the counts of all parts."""
     parts = list(parts)
     histograms = [part.histogram for part in parts if part.histogram is not None]
     if len(histograms) not in (0, len(parts)):
@@ -85,12 +86,15 @@ def merge(parts: Iterable[Counts]) -> Counts:
 
 
 def auc(scores: Tensor, y: Tensor) -> Tensor:
-    """Exact one-vs-rest AUC per class, float64 [C]; ties count one half, NaN without a positive or a negative image."""
+    """Return the exact one-vs-rest AUC of each class, float64 [C].
+
+    Ties count one half. A class without a positive or a negative image has NaN.
+    """
     scores, y = _checked(scores, y)
     ordered = scores.T.contiguous().sort().values
     positives = y.bincount(minlength=scores.shape[1])
-    own = torch.split(scores[torch.arange(len(y)), y][y.argsort()], positives.tolist())  # of each class's images
-    # An image's rank is the mean of the ranks that its ties share; twice that is whole, so the sum is exact.
+    own = torch.split(scores[torch.arange(len(y)), y][y.argsort()], positives.tolist())  # by class
+    # An image's rank is the mean of the ranks that its ties share. Twice that is a whole number, so the sum is exact.
     twice_ranks = [
         torch.searchsorted(all_, some) + torch.searchsorted(all_, some, right=True) + 1
         for all_, some in zip(ordered, own, strict=True)
@@ -100,7 +104,10 @@ def auc(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def pooled_auc(counts: Counts) -> tuple[Tensor, Tensor]:
-    """AUC per class from histograms, and its largest error: half the share of (positive, negative) pairs in one bin."""
+    """Return the AUC of each class from histograms, and its largest error.
+
+    This error is half the share of (positive, negative) pairs that fall into one bin.
+    """
     if counts.histogram is None:
         raise BadInput("A pooled AUC needs histograms; count with histogram=True.")
     negative, positive = counts.histogram.double().unbind(1)
@@ -111,14 +118,14 @@ def pooled_auc(counts: Counts) -> tuple[Tensor, Tensor]:
 
 
 def metrics(counts: Counts, class_auc: Tensor | None = None, auc_bound: Tensor | None = None) -> Metrics:
-    """All metrics as fractions, ready for JSON: None where a metric is undefined, never NaN.
+    """Return all metrics as fractions, ready for JSON. An undefined metric is None, never NaN.
 
     `precision`, `recall` (also called sensitivity), `specificity` and `f1` are macro averages over the classes that
-    occur in y or among the predictions, where 0/0 counts as 0: scikit-learn's default labels with zero_division=0.
-    `balanced_accuracy` is the mean recall over the classes that occur in y, `auc` the mean over those that have one.
-    The `binary_` metrics are FedIRM's: each class is a decision of its own, score >= threshold, and
-    the mean leaves out the classes without a positive image (sensitivity) or without a negative one (specificity).
-    `auc_bound`, the mean of the bounds, is there only if the AUC was pooled.
+    occur in y or among the predictions. 0/0 counts as 0. This is scikit-learn's default with zero_division=0.
+    `balanced_accuracy` is the mean recall over the classes that occur in y. `auc` is the mean over the classes that
+    have an AUC. The `binary_` metrics are FedIRM's: each class is a separate decision, score >= threshold. Their means
+    leave out classes without a positive image (sensitivity) or without a negative image (specificity). `auc_bound` is
+    the mean of the bounds. It exists only if the AUC was pooled.
     """
     confusion = counts.confusion.double()
     right, true, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
@@ -151,18 +158,18 @@ def metrics(counts: Counts, class_auc: Tensor | None = None, auc_bound: Tensor |
 
 
 def measure(scores: Tensor, y: Tensor, threshold: float = THRESHOLD) -> Metrics:
-    """All metrics, with the exact AUC, where the predictions are at hand."""
+    """Return all metrics, with the exact AUC, from predictions."""
     return metrics(count(scores, y, threshold=threshold), auc(scores, y))
 
 
 def predict(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
-    """The model's probabilities [N, C] in float32; every module's training flag is left as it was."""
+    """Return the model's probabilities [N, C] in float32. Every module keeps its training flag."""
     flags = [(module, module.training) for module in model.modules()]
     parts = []
     model.eval()
     try:
         for x in batches:
-            # Around the model alone: tensors that a loader makes and keeps in inference mode could not be trained on.
+            # Only around the model: nobody could train on tensors that a loader makes in inference mode and keeps.
             with torch.inference_mode():
                 parts.append(model(x).float().softmax(1))
     finally:
@@ -178,12 +185,12 @@ AUDITED = ("used", "judged", "correct")
 
 @dataclass(frozen=True)
 class Audit:
-    """Pseudo-labels given to images whose true label the method never sees, judged from outside the method."""
+    """Counts of pseudo-labels, compared from outside with true labels that the method never sees."""
 
     total: int  # unlabeled images of the clients that took part
-    used: Tensor  # int64 [C]: pseudo-labels given, by pseudo-label
-    judged: Tensor  # int64 [C]: of which to images whose true label somebody knows
-    correct: Tensor  # int64 [C]: of which right
+    used: Tensor  # int64 [C]: images with each pseudo-label
+    judged: Tensor  # int64 [C]: those of them with a known true label
+    correct: Tensor  # int64 [C]: those of them whose pseudo-label is right
 
     def to_json(self) -> dict[str, Any]:
         return {"total": self.total} | {part: getattr(self, part).tolist() for part in AUDITED}
@@ -194,7 +201,10 @@ class Audit:
 
 
 def audit_metrics(audit: Audit) -> Metrics:
-    """How many images got a pseudo-label, and how many of those that can be judged are right; None where none can."""
+    """Return the share of images with a pseudo-label, and the share of right ones among those with a known label.
+
+    A share is None if there are no such images.
+    """
     judged, correct = audit.judged.double(), audit.correct.double()
     return {
         "coverage": _mean(audit.used.double().sum() / audit.total),
@@ -205,7 +215,7 @@ def audit_metrics(audit: Audit) -> Metrics:
 
 
 def merge_audits(parts: Iterable[Audit]) -> Audit:
-    """The audit of all parts together."""
+    """Add up the audits of all parts."""
     parts = list(parts)
     counts = (_total(getattr(part, name) for part in parts) for name in AUDITED)
     return Audit(sum(part.total for part in parts), *counts)
@@ -232,7 +242,7 @@ def _total(counts: Iterable[Tensor]) -> Tensor:
 
 
 def _mean(values: Tensor) -> float | None:
-    return _listed(values.nanmean())[0]  # NaN is undefined, and left out
+    return _listed(values.nanmean())[0]  # NaN means undefined, and is left out
 
 
 def _listed(values: Tensor) -> list[float | None]:

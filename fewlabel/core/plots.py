@@ -1,11 +1,11 @@
-"""What a method may ask to have drawn of the values that it logs (`fed.log`) or shows (`site.show`)."""
+"""The plots that a method can ask for, of values that it logs (`fed.log`) or shows (`site.show`)."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot in a report's section, which `about` explains."""
+    """A plot in a section of the report. `about` explains it to the reader."""
 
     section: str
     about: str
@@ -13,7 +13,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class PerClass(Plot):
-    """A value for each class, over the rounds: `fed.log(KEY=tensor)` with one entry a class."""
+    """A value for each class over the rounds: `fed.log(KEY=tensor)` with one entry for each class."""
 
     key: str
     title: str
@@ -21,7 +21,7 @@ class PerClass(Plot):
 
 @dataclass(frozen=True)
 class PerClient(Plot):
-    """A share for each client, over the rounds: `fed.log(PREFIX_3=0.2)` for client 3; shares are drawn in percent."""
+    """A share for each client over the rounds, in percent: `fed.log(PREFIX_3=0.2)` for client 3."""
 
     prefix: str
     title: str
@@ -29,7 +29,7 @@ class PerClient(Plot):
 
 @dataclass(frozen=True)
 class ClassMatrix(Plot):
-    """A matrix of classes in the last round: `fed.log(KEY=...)` at labeled clients, `site.show(KEY=...)` at others."""
+    """Class matrices of the last round: `fed.log(KEY=...)` for labeled clients, `site.show(KEY=...)` for the others."""
 
     key: str
 

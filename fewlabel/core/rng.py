@@ -1,4 +1,4 @@
-"""Random streams with names, so that a draw depends on what it is for and never on who draws it, or when."""
+"""Random streams with names: a draw depends on its purpose, never on who draws it or when."""
 
 import hashlib
 import random
@@ -20,30 +20,30 @@ class Rng:
         self.key = key
 
     def stream(self, *names: int | str) -> "Rng":
-        """An independent stream below this one."""
+        """Return an independent stream below this one."""
         return Rng(*self.key, *names)
 
     @cached_property
     def seed(self) -> int:
-        text = repr(self.key)  # in which the name "1" is not the number 1, and no two keys look alike
+        text = repr(self.key)  # tells the name "1" from the number 1, so that no two keys look alike
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
     @cached_property
     def torch(self) -> torch.Generator:
-        """For everything that is drawn on tensors."""
+        """The generator for everything that is drawn on tensors."""
         return torch.Generator().manual_seed(self.seed)
 
     @cached_property
     def numpy(self) -> np.random.Generator:
-        """For partitions and samples of clients."""
+        """The generator for partitions and samples of clients."""
         return np.random.Generator(np.random.PCG64(self.seed))
 
     def sample(self, items: Sequence[T], k: int) -> list[T]:
-        """k of the items without replacement, in their own order."""
+        """Draw k of the items without replacement, and keep their order."""
         return [items[i] for i in sorted(self.numpy.choice(len(items), size=k, replace=False))]
 
     def seed_globals(self) -> None:
-        """Seeds the generators that dropout, initializers and many libraries draw from, as they know no others."""
+        """Seed the global generators. Dropout, initializers and many libraries draw from them and from no others."""
         torch.default_generator.manual_seed(self.seed)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # a GPU's dropout draws there
             torch.cuda.manual_seed_all(self.seed)
@@ -52,7 +52,7 @@ class Rng:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Seeds the global generators for a while, and leaves them as they were."""
+        """Seed the global generators, and restore them at the end."""
         with preserved():
             self.seed_globals()
             yield
@@ -60,7 +60,7 @@ class Rng:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Leaves the global generators as they were."""
+    """Restore the global generators at the end."""
     before = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield

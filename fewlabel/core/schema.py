@@ -1,4 +1,4 @@
-"""A misspelt setting must never run as a default: frozen dataclasses from plain tables and back, checked only here."""
+"""Frozen dataclasses from plain tables and back, checked here so that a misspelt setting never runs as a default."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers a field may hold, as `lr: Annotated[float, Range(0, open_low=True)]`; None leaves an end free."""
+    """The numbers that a field may hold, as in `lr: Annotated[float, Range(0, open_low=True)]`. None is no limit."""
 
     low: float | None = None
     high: float | None = None
@@ -48,28 +48,28 @@ Natural = Annotated[int, Range(0)]
 
 
 def read(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
-    """Build `cls` from a plain table that stands at `where`. What a table leaves out, its own class fills in."""
+    """Build `cls` from a plain table, which is found at `where` in the settings. Missing settings get their default."""
     return cast(T, _value(cls, data, where, [_join(where, key) for key in keys(cls)]))
 
 
 def check(value: Any) -> None:
-    """Demand of an object built in Python what `read` demands of a table."""
+    """Check an object that was built in Python, by the same rules as `read` checks a table."""
     _value(type(value), value, "", None)
 
 
 def plain(value: Any) -> dict[str, Any]:
-    """The table that `read` turns back into `value`."""
+    """Return the table that `read` turns back into `value`."""
     table = {}
     for f in fields(value):
         item = getattr(value, f.name)
-        # TOML has no null. A None is left out, unless leaving it out would bring back another default.
+        # TOML has no null. A None is left out, unless `read` would then fill in another default.
         if item is not None or f.default is not None:
             table[f.name] = f.metadata.get("plain", _plain)(item)
     return table
 
 
 def keys(cls: Any) -> list[str]:
-    """All dotted keys that a table of `cls` may set."""
+    """Return all dotted keys that a table of `cls` may set."""
     return list(settings(cls))
 
 
@@ -90,7 +90,7 @@ def settings(cls: Any) -> dict[str, tuple[str, str]]:
 
 @cache
 def comments(cls: Any) -> dict[str, str]:
-    """Return the comment beside each field of a class and of those it is built on, as far as there is a source."""
+    """Return the comments beside the fields of a class and of its bases, if their source can be read."""
     texts = {name: about for base in reversed(cls.__bases__) for name, about in comments(base).items()}
     try:
         lines = inspect.getsource(cls).splitlines()
@@ -109,7 +109,7 @@ def comments(cls: Any) -> dict[str, str]:
 
 
 def parse(text: str) -> Any:
-    """The value in `--set key=VALUE`: as TOML writes it, so that types are explicit, but words need no quotes."""
+    """Read the VALUE of `--set key=VALUE`. It is TOML, so that types are explicit, but words need no quotes."""
     if text == "none":
         return None
     try:
@@ -131,8 +131,17 @@ def assign(data: dict[str, Any], dotted: str, value: Any) -> None:
     data[last] = value
 
 
+def flatten(table: Mapping[str, Any], join: str = ".", above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values in nested tables, each with its joined name, such as `a.b.c`."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, join, f"{above}{key}{join}")
+        else:
+            yield above + key, value
+
+
 def _value(hint: Any, raw: Any, at: str, tree: list[str] | None) -> Any:
-    """`raw` as `hint` demands it. `tree`: the keys to suggest from, or None when `raw` is already built."""
+    """Return `raw` as `hint` demands it. `tree` has the keys to suggest; it is None if `raw` is already built."""
     core, ranges, optional = _open(hint)
     built, args, value = tree is None, get_args(core), raw
     if optional and (raw is None or (not built and raw == "none")):
@@ -140,7 +149,7 @@ def _value(hint: Any, raw: Any, at: str, tree: list[str] | None) -> Any:
     classes, kind = _accepts(core, built)
     if not isinstance(raw, classes) or (isinstance(raw, bool) and core in (int, float)):
         lacks = get_origin(core) is tuple and isinstance(raw, str | int) and isinstance(parse(f"[{raw}]"), list)
-        example = f", as in '{at}=[{raw}]'," if lacks and not built else ","  # brackets are all that lacks
+        example = f", as in '{at}=[{raw}]'," if lacks and not built else ","  # only the brackets are missing
         raise BadInput(f"{at or 'the settings'} must be {kind}{example} found {_shown(raw)}")
     if get_origin(core) is Literal:
         value = "none" if raw is None and not built else raw  # `parse` cannot know that "none" is a choice here
@@ -155,7 +164,7 @@ def _value(hint: Any, raw: Any, at: str, tree: list[str] | None) -> Any:
     elif is_dataclass(core):
         value = _built(raw, at) if tree is None else _table(core, raw, at, tree)
     elif core is float:
-        if not abs(raw) <= sys.float_info.max:  # so put, it also refuses nan and a whole number too large for a float
+        if not abs(raw) <= sys.float_info.max:  # also refuses nan and whole numbers that are too large for a float
             raise BadInput(f"{at} must be a finite number, found {_shown(raw)}")
         value = float(raw)
     for allowed in ranges:
@@ -213,7 +222,7 @@ def _fields(cls: type) -> list[tuple[Field[Any], Any]]:
 
 
 def _open(hint: Any) -> tuple[Any, list[Range], bool]:
-    """A type taken out of its wrappings: what is inside, the ranges around it, and whether it may be None."""
+    """Unwrap a type. Return what is inside, the ranges around it, and whether it may be None."""
     if get_origin(hint) is Annotated:
         core, ranges, optional = _open(get_args(hint)[0])
         return core, ranges + [mark for mark in get_args(hint)[1:] if isinstance(mark, Range)], optional
@@ -224,7 +233,7 @@ def _open(hint: Any) -> tuple[Any, list[Range], bool]:
 
 
 def _accepts(core: Any, built: bool) -> tuple[Any, str]:
-    """The Python classes that may stand for a type, and the words for them."""
+    """Return the Python classes that a value of this type may have, and the words for them."""
     if get_origin(core) is Literal:
         return object, f"one of {', '.join(map(str, get_args(core)))}"
     if is_dataclass(core):

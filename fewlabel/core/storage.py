@@ -55,7 +55,7 @@ def is_locked(file: IO[bytes] | IO[str]) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Wait until no other process holds this lock file, and hold it meanwhile."""
+    """Wait until no other process holds this lock file, then hold it inside the `with` block."""
     with path.open("w") as file:
         lock(file)
         yield

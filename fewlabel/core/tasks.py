@@ -41,7 +41,7 @@ class Task:
 
 
 def tasks(method: Any) -> dict[str, Task]:
-    """Return the tasks of a method by name. Nothing else of it can be called from afar."""
+    """Return the tasks of a method by name. No other function of it can be called from another machine."""
     return _tasks(method)
 
 
@@ -124,7 +124,7 @@ def perform(method: Any, task: Task, site: Site[Any], message: bytes) -> bytes |
     """Run a task at a site, from the bytes of its message to those of its upload. Seeds the global generators."""
     site.rng.stream("global").seed_globals()
     upload = getattr(method, task.name)(site, wire.unpack(task.message, message, device=site.device))
-    packed = wire.pack(upload, task.upload)  # which refuses None, a forgotten return, unless the task declares it
+    packed = wire.pack(upload, task.upload)  # refuses None, a forgotten return, unless the task declares it
     return None if upload is None else packed
 
 

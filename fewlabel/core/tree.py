@@ -1,10 +1,10 @@
 """Arithmetic on Trees: a network's state as a dictionary of tensors, the currency of the whole system.
 
-A network's state mixes three kinds of entries, and each is treated as what it is:
+A network's state has three kinds of entries:
 
-- parameters, and whatever else is floating point: calculated with;
-- statistics, BatchNorm's running mean and variance: averaged like parameters, no part of a norm or a step;
-- counters, everything that is not floating point: never calculated with.
+- Parameters: all entries with floating-point numbers except statistics. They take part in all arithmetic.
+- Statistics: BatchNorm's running mean and variance. They are averaged, but are not part of a norm or a step.
+- Counters: all entries without floating-point numbers. They take part in no arithmetic.
 """
 
 import math
@@ -16,34 +16,34 @@ import torch
 from torch import Tensor, nn
 
 Tree = dict[str, Tensor]
-# Where the entries of a network are: its modules stay what they are once it is built, its tensors may be exchanged.
+# Where the entries of a network are. Once it is built, its modules stay the same, but its tensors may be exchanged.
 _PLACES: WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, Any], str]]] = WeakKeyDictionary()
 Kind = Literal["parameter", "statistic", "counter"]
 
 
 def kind(name: str, value: Tensor) -> Kind:
-    """What an entry is: PyTorch's BatchNorm names its statistics, and its counter is the only integer."""
+    """Return the kind of an entry. PyTorch's BatchNorm names its statistics, and its counter is the only integer."""
     if not value.is_floating_point():
         return "counter"
     return "statistic" if name.endswith(("running_mean", "running_var")) else "parameter"
 
 
 def of(module: nn.Module) -> Tree:
-    """A copy of the module's state."""
+    """Return a copy of the module's state."""
     return {name: value.detach().clone() for name, value in state(module).items()}
 
 
 @torch.no_grad()
 def load(module: nn.Module, tree: Tree) -> None:
-    """`module.load_state_dict(tree)` in a fifth of its time, which a client with few images notices."""
+    """Do `module.load_state_dict(tree)` in a fifth of its time, which matters to a client with few images."""
     own = state(module)
     if own.keys() != tree.keys() or any(value.shape != tree[name].shape for name, value in own.items()):
-        module.load_state_dict(tree)  # which says what is wrong
+        module.load_state_dict(tree)  # raises an error that says what is wrong
     torch._foreach_copy_(list(own.values()), [tree[name] for name in own])
 
 
 def state(module: nn.Module) -> Tree:
-    """`module.state_dict(keep_vars=True)` without its walk over all modules, where it has been made before."""
+    """Return `module.state_dict(keep_vars=True)`. Only the first call for a module walks over all its parts."""
     if module not in _PLACES:
         places = []
         for name in module.state_dict():
@@ -59,22 +59,22 @@ def parameters(tree: Tree) -> Tree:
 
 
 def statistics(tree: Tree) -> Tree:
-    """BatchNorm's running statistics with their counters."""
+    """Return BatchNorm's running statistics and their counters."""
     return {name: value for name, value in tree.items() if kind(name, value) != "parameter"}
 
 
 def untrained(module: nn.Module) -> Tree:
-    """The statistics of a network that has seen no image; whatever is constant stays."""
+    """Return the statistics of a network that has seen no image. Constants stay as they are."""
     fresh = {"running_mean": torch.zeros_like, "running_var": torch.ones_like, "num_batches_tracked": torch.zeros_like}
     seen = statistics(module.state_dict())
     return {name: fresh.get(name.rpartition(".")[2], torch.clone)(value) for name, value in seen.items()}
 
 
 def mean(weighted: Iterable[tuple[float, Tree]], default: Tree | None = None) -> Tree:
-    """The weighted mean of a stream of trees, in memory for two of them; of nothing, the default.
+    """Return the weighted mean of a stream of trees, with two of them in memory. Without any, return the default.
 
-    Each tree moves the mean towards itself by its share of the weight so far, so the mean of equal trees is that
-    tree to the bit. A counter of the result is the largest seen.
+    Each tree moves the mean towards itself by its share of the weight so far. So the mean of equal trees is that tree,
+    to the bit. A counter of the result is the largest one seen.
     """
     total, result = 0.0, None
     for weight, tree in weighted:
@@ -99,10 +99,10 @@ def mean(weighted: Iterable[tuple[float, Tree]], default: Tree | None = None) ->
 
 
 def pool(weighted: Iterable[tuple[float, Tree]]) -> Tree:
-    """BatchNorm statistics of parts as those of the whole, each part weighted by its images.
+    """Combine the BatchNorm statistics of parts into those of the whole. Each part is weighted by its images.
 
-    To the mean of the variances this adds the variance of the means (the law of total variance), part by part, so that
-    nothing is subtracted and no variance can fall below zero.
+    This adds the variance of the means to the mean of the variances (the law of total variance), part by part. Nothing
+    is subtracted, so no variance can fall below zero.
     """
     total, whole = 0.0, Tree()
     for weight, part in weighted:
@@ -119,28 +119,28 @@ def pool(weighted: Iterable[tuple[float, Tree]]) -> Tree:
 
 
 def add(a: Tree, b: Tree, scale: float = 1.0) -> Tree:
-    """a + scale * b on parameters; statistics and counters are a's."""
+    """Return a + scale * b on parameters. Statistics and counters are a's."""
     same_entries(a, b)
     return {n: torch.add(v, b[n], alpha=scale) if kind(n, v) == "parameter" else v.clone() for n, v in a.items()}
 
 
 def sub(a: Tree, b: Tree) -> Tree:
-    """a - b on parameters; statistics and counters are a's."""
+    """Return a - b on parameters. Statistics and counters are a's."""
     return add(a, b, -1.0)
 
 
 def scale(a: Tree, factor: float) -> Tree:
-    """factor * a on parameters; statistics and counters are a's."""
+    """Return factor * a on parameters. Statistics and counters are a's."""
     return {n: v * factor if kind(n, v) == "parameter" else v.clone() for n, v in a.items()}
 
 
 def norm(a: Tree) -> float:
-    """The L2 norm of all parameters as one vector, in double precision."""
+    """Return the L2 norm of all parameters as one vector, in double precision."""
     return math.sqrt(sum(float(v.double().square().sum()) for v in parameters(a).values()))
 
 
 def same_entries(a: Tree, b: Tree) -> None:
-    """Trees are calculated with only if they are states of one network."""
+    """Raise ValueError unless two trees are states of the same network."""
     if a.keys() != b.keys():
         odd = sorted(a.keys() ^ b.keys())
         raise ValueError(f"the trees are of different networks: only one of them has {', '.join(odd[:3])}")

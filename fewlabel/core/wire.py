@@ -1,8 +1,8 @@
-"""Frozen dataclasses to bytes and back: the one format of all that is sent or stored, safe to read from anyone.
+"""Frozen dataclasses to bytes and back: the one format for all that is sent or stored, safe to read from anyone.
 
-A buffer is a safetensors file. Its tensors are named "0", "1", … in the order in which the value is walked; its
-metadata holds the format version under "fewlabel", the rest of the value as compact JSON under "value", and the
-caller's header. The JSON has no type names: the declared type alone says how to read it. Equal values, equal bytes.
+A buffer is a safetensors file. Its tensors are named "0", "1", … in the order of the walk over the value. Its metadata
+holds the format version under "fewlabel", the rest of the value as compact JSON under "value", and the caller's header.
+The JSON has no type names: only the declared type says how to read it. Equal values give equal bytes.
 """
 
 import json
@@ -29,7 +29,7 @@ Bytes = bytes | bytearray | memoryview
 CPU = torch.device("cpu")
 VERSION = "1"
 MAX_BYTES = 1 << 31
-MAX_HEADER = 1 << 24  # of the JSON, which may take twenty times as much once parsed
+MAX_HEADER = 1 << 24  # bytes of JSON, which may take twenty times as much memory once parsed
 MAX_TENSORS = 1 << 16
 MAX_TEXT = 1 << 20
 MAX_DEPTH = MAX_DIMENSIONS = 32
@@ -53,23 +53,23 @@ _brief.maxstring = _brief.maxother = 160
 
 
 class WireError(RunFailed):
-    """A value that cannot be packed, or bytes that are no value of the expected type."""
+    """A value cannot be packed, or bytes are not a value of the expected type."""
 
 
 class _PathError(Exception):
-    """What is wrong deep inside a value; each container it leaves puts its part of the path in front."""
+    """An error deep inside a value. Each container around it puts its part of the path in front."""
 
     path = ""
 
 
 @dataclass(slots=True)
 class _Box:
-    """The tensors of one buffer, put in while packing and taken out while unpacking."""
+    """The tensors of one buffer. Packing puts them in, unpacking takes them out."""
 
     tensors: dict[str, Any]
     finite: bool = False
-    device: torch.device = CPU  # where they are put when taken out
-    suspect: bool = False  # whether each is looked at for NaN and Inf
+    device: torch.device = CPU  # where tensors go when they are taken out
+    suspect: bool = False  # whether each tensor must be searched for NaN and Inf
 
 
 _Step = Callable[[Any, _Box], Any]
@@ -77,7 +77,7 @@ _Codec = tuple[_Step, _Step]  # value to JSON, JSON to value
 
 
 def pack(value: object, kind: Any = None, header: Mapping[str, str] | None = None) -> bytes:
-    """The bytes of `value` for `unpack(kind, …)`, where `kind` is its declared type and by default its class."""
+    """Return the bytes of `value` for `unpack(kind, …)`. `kind` is its declared type, by default its class."""
     kind = type(value) if kind is None else kind
     encode, _ = _codec(kind)
     with _speaking_of(kind):
@@ -85,7 +85,7 @@ def pack(value: object, kind: Any = None, header: Mapping[str, str] | None = Non
         metadata = {"fewlabel": VERSION, "value": _to_json(encode(value, box)), **_extra(dict(header or {}))}
         _at_most(MAX_TENSORS, len(box.tensors), "tensors")
         looks = tuple([(tensor.dtype, tensor.shape) for tensor in box.tensors.values()])
-        known = len(metadata["value"]) < MAX_TEXT >> 4  # what is longer is not worth its memory
+        known = len(metadata["value"]) < MAX_TEXT >> 4  # longer heads are not worth the memory
         entries = tuple(metadata.items())
         head, sizes = _head(entries, looks) if known else _head.__wrapped__(entries, looks)
         parts = ((c_char * size).from_address(box.tensors[name].data_ptr()) for name, size in sizes)
@@ -96,9 +96,9 @@ def pack(value: object, kind: Any = None, header: Mapping[str, str] | None = Non
 def _head(
     metadata: tuple[tuple[str, str], ...], looks: tuple[tuple[torch.dtype, torch.Size], ...]
 ) -> tuple[bytes, list[tuple[str, int]]]:
-    """What stands before the tensors, and the names and sizes of those that have any bytes, in the order they follow.
+    """Return the bytes before the tensors, and the names and sizes of the tensors that have any bytes, in order.
 
-    It is as safetensors would write it, but for the metadata, whose order is random there.
+    The head is what safetensors would write, except for the metadata: safetensors writes it in random order.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     sizes, end = list[tuple[str, int]](), 0
@@ -123,7 +123,7 @@ def unpack(kind: Any, data: Bytes, *, finite: bool = ..., max_bytes: int = ..., 
 def unpack(
     kind: Any, data: Bytes, *, finite: bool = False, max_bytes: int = MAX_BYTES, device: torch.device = CPU
 ) -> Any:
-    """The value of type `kind` in `data`, whoever wrote it; whatever is amiss is a WireError and nothing else.
+    """Return the value of type `kind` in `data`, whoever wrote it. Anything wrong raises WireError and nothing else.
 
     A bytearray may become part of the value. Tensors are put on `device`.
     """
@@ -139,20 +139,20 @@ def unpack(
 
 
 def header(data: bytes | memoryview) -> dict[str, str]:
-    """The header that `pack` was given; no tensor is read."""
+    """Return the header that `pack` was given, without reading any tensor."""
     with _speaking_of(None):
         return {name: text for name, text in _metadata(data).items() if name not in _RESERVED}
 
 
 def check_kind(kind: Any) -> None:
-    """Raises TypeError, with the path, if values of type `kind` cannot be sent."""
+    """Raise TypeError, with the path, if values of type `kind` cannot be sent."""
     _codec(kind)
 
 
 def check_like(value: object, network: Mapping[str, Tensor]) -> None:
-    """Every dict of tensors in `value` that shares a name with `network`, or is called `model`, must fit it.
+    """Raise WireError unless each dict of tensors that shares a name with `network`, or is called `model`, fits it.
 
-    Norm statistics may be absent, and no variance may be below zero.
+    Norm statistics may be absent. No variance may be below zero.
     """
     _compare(value, network, type(value).__name__)
 
@@ -185,7 +185,7 @@ def _looks(tensor: Tensor | None) -> str:
 
 @contextmanager
 def _speaking_of(kind: Any) -> Iterator[None]:
-    """Whatever goes wrong inside becomes a WireError that names the kind and the path."""
+    """Turn any error inside into a WireError that names the kind and the path."""
     try:
         yield
     except Exception as error:
@@ -223,9 +223,9 @@ def _metadata(data: bytes | bytearray | memoryview) -> dict[str, str]:
 
 
 def _opened(data: bytes | bytearray | memoryview) -> tuple[Any, dict[str, Any]]:
-    """The JSON and the tensors of a buffer.
+    """Return the JSON and the tensors of a buffer.
 
-    All uploads of a network have the same head, so what was checked of one is known of the next.
+    All uploads of a network have the same head. Once one has been checked, the others need no check.
     """
     view = memoryview(data).cast("B")
     head = bytes(view[: 8 + int.from_bytes(view[:8], "little")])
@@ -248,7 +248,7 @@ def _opened(data: bytes | bytearray | memoryview) -> tuple[Any, dict[str, Any]]:
 
 
 def _all_finite(data: Bytes, tensors: dict[str, Any]) -> bool:
-    """Whether one sum over a network's weights, which lie side by side, shows that none is NaN or Inf."""
+    """Return True if one sum over a network's weights, which lie side by side, shows that none is NaN or Inf."""
     kinds = {entry["dtype"] for entry in tensors.values()}
     if kinds != {"F32"} or not isinstance(data, bytearray):
         return False
@@ -286,7 +286,7 @@ def _codec(kind: Any) -> _Codec:
 
 
 def _build(kind: Any, path: str, around: tuple[Any, ...]) -> _Codec:
-    """The two closures for `kind`, which was found in the kinds `around` it."""
+    """Build the two closures for `kind`. `around` has the kinds that it was found in."""
     cls, args = get_origin(kind) or kind, get_args(kind)
     name = kind.__name__ if isinstance(kind, type) else str(kind)
     if kind in around or len(around) > MAX_DEPTH:
@@ -346,7 +346,7 @@ def _entries(on_key: _Step, on_value: _Step) -> _Step:
     def walk(value: Any, box: _Box) -> Any:
         _expect(dict, value)
         result, key = {}, None
-        try:  # one for all: a network's entries are many
+        try:  # one `try` for all entries: a network has many
             for key, part in value.items():
                 result[on_key(key, box)] = on_value(part, box)
         except Exception as error:
@@ -420,7 +420,7 @@ def _tensor_out(value: object, box: _Box) -> int:
     if value.dtype not in _NAMES or value.layout is not torch.strided or value.is_meta:
         raise _PathError(f"a {value.layout} tensor of {value.dtype} on {value.device} cannot be sent")
     number = len(box.tensors)
-    plain = value.is_cpu and value.is_contiguous() and not value.is_neg()  # to look is faster than to make it so
+    plain = value.is_cpu and value.is_contiguous() and not value.is_neg()  # a look is faster than a conversion
     box.tensors[str(number)] = value if plain else value.detach().cpu().resolve_neg().contiguous()
     return number
 
@@ -435,9 +435,9 @@ def _tensor_in(value: Any, box: _Box) -> Tensor:
         raise _PathError(f"tensors of {entry['dtype']} are not accepted")
     if dtype is torch.bool and bytes(data).translate(None, b"\0\1"):
         raise _PathError("the tensor has a bool that is neither 0 nor 1")
-    # `data` is a part of a bytearray made for this value alone, so the tensor may keep it; an empty one is refused.
+    # `data` is part of a bytearray made for this value alone, so the tensor may keep it. PyTorch refuses an empty one.
     tensor = torch.frombuffer(data, dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
-    # One NaN or Inf makes the sum so; finite values may do too, by overflow, and only then each is looked at.
+    # A NaN or Inf makes the sum NaN or Inf, but so may an overflow. Only then each value is looked at.
     if box.suspect and dtype.is_floating_point and not math.isfinite(tensor.sum()) and not tensor.isfinite().all():
         raise _PathError("expected finite values, found NaN or Inf")
     return tensor if box.device.type == "cpu" else tensor.to(box.device)

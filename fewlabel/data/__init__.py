@@ -1,1 +1,1 @@
-"""Images: data sets, their views, and who holds which of them with or without labels."""
+"""Images: load data sets, make views of them, and decide who holds which image with or without its label."""

@@ -22,26 +22,30 @@ import torch
 from torch import Tensor
 
 from fewlabel.core.errors import BadInput, FewLabelError, StorageError
+from fewlabel.data import reading
 from fewlabel.data.images import Images
-from fewlabel.data.own import read as ones_own
-from fewlabel.data.own.listing import guess
+from fewlabel.data.own.layouts import list_images
+from fewlabel.data.own.listing import KINDS, fingerprint, guess_kind, undivided
+from fewlabel.data.own.reader import read_images
 from fewlabel.data.published import files
-from fewlabel.data.published.files import Form, Source
-from fewlabel.data.published.readers import PUBLISHED, REFUSED
+from fewlabel.data.published.catalogue import PUBLISHED, REFUSED
+from fewlabel.data.published.files import DatasetSource, Edition
 from fewlabel.data.raw import CHUNK, Part, Raw, Scale
 from fewlabel.data.splits import SIDES, UNDIVIDED, groups, sides
 
 __all__ = ["DATASETS", "Dataset", "Part", "Raw", "Split", "load"]
 
-FORMAT = 2  # of the decoded arrays; a change here decodes anew
-ASIDE = f".decoding-{platform.node()}-"  # where they are written, with the number of the process that does so
+FORMAT = 2  # of the decoded arrays; raise it, and all sets are decoded anew
+ASIDE = f".decoding-{platform.node()}-"  # a folder to write in, followed by the number of the process that writes
 
 
 @dataclass(frozen=True)
 class Split:
+    """The images of one split, such as train, with their labels."""
+
     images: Images
     labels: Tensor  # int64 [N]
-    groups: Tensor | None = None  # int64 [N]: the same number for images of one lesion or patient
+    groups: Tensor | None = None  # int64 [N]: the same number for all images of a lesion or patient
     clients: np.ndarray | None = None  # [N]: who holds each image, where the data say so
 
     def __len__(self) -> int:
@@ -62,7 +66,7 @@ class Dataset:
 
 
 def digits() -> Raw:
-    """scikit-learn's 1,797 digits; none published, so our splits are the first 1,197, the next 300 and the last 300."""
+    """Read scikit-learn's 1,797 digits. Their splits are ours: the first 1,197, the next 300 and the last 300."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -71,12 +75,12 @@ def digits() -> Raw:
     return Raw(tuple("0123456789"), {split: (pixels[cut], labels[cut]) for split, cut in cuts.items()})
 
 
-DATASETS: dict[str, Source] = {
-    "digits": Source(
-        (Form((), digits),), "1,797 handwritten digits of 8x8, 10 classes, inside scikit-learn: nothing to download"
+DATASETS: dict[str, DatasetSource] = {
+    "digits": DatasetSource(
+        (Edition((), digits),), "1,797 handwritten digits of 8x8, 10 classes, inside scikit-learn: nothing to download"
     ),
     **PUBLISHED,
-    **{kind: Source((), about) for kind, about in ones_own.KINDS.items()},
+    **{kind: DatasetSource((), about) for kind, about in KINDS.items()},
 }
 
 
@@ -94,60 +98,59 @@ def load(
     classes: tuple[str, ...] | None = None,
     scale: Scale | None = None,
 ) -> Dataset:
-    """The data set at this image size, where `fresh` asks a function of one's own, which may have changed, again.
+    """Load a data set at this image size, and decode it first if that has not been done.
 
-    `package.module:callable` names such a function, which returns a Raw. Published files that were touched since they
-    were last read are checked again, and others than those that were decoded are decoded anew. Images of one's own lie
-    at `path`; they too are decoded anew when they have changed. So is everything whose decoded arrays are not as they
-    were written, by their sizes and times, and where it is `fresh` by all but the bytes of images.
+    `name` is one of DATASETS or `package.module:function`, your own function, which returns a Raw. Your own images lie
+    at `path`. A set is decoded again when its files or its decoded arrays have changed, by their sizes and times.
+    `fresh` looks closer: it calls your own function again, and compares the bytes of all arrays but those of images.
 
-    A site names the `classes` and the `scale` of its federation, and trains on all that it does not test on.
+    A site passes the `classes` and the `scale` of its federation, and trains on all images that are not for testing.
     """
     split = split if classes is None else UNDIVIDED
     drawn = split != "published" or split_seed
     how = [f"{channels}ch"] * (channels is not None) + [f"{split}-{split_seed}"] * bool(drawn)
-    if name in ones_own.KINDS:
-        found = ones_own.find(name, path, columns)
-        found = found if classes is None else ones_own.undivided(found, classes, scale)
-        read_own = partial(ones_own.read, found, skip=unreadable == "skip", drawn=split not in ("published", UNDIVIDED))
-        form, paths = Form((), read_own), list[Path]()
-        how += [ones_own.fingerprint(found), unreadable]
+    if name in KINDS:
+        listing = list_images(name, path, columns)
+        listing = listing if classes is None else undivided(listing, classes, scale)
+        skip, own_splits = unreadable == "skip", split in ("published", UNDIVIDED)
+        edition, paths = Edition((), partial(read_images, listing, skip=skip, drawn=not own_splits)), list[Path]()
+        how += [fingerprint(listing), unreadable]
     else:
-        form, paths = files.find(name, source(name))
+        edition, paths = files.find(name, source_of(name))
         if path is not None:
-            raise BadInput(f"data.path is for {', '.join(ones_own.KINDS)}; '{name}' is found without it")
+            raise BadInput(f"data.path is for {', '.join(KINDS)}; '{name}' is found without it")
 
-    def folder(sums: files.Sums) -> Path:
+    def folder(sums: files.Checksums) -> Path:
         which = [name.replace(":", "-"), f"{image_size}px", *how, *([files.fingerprint(sums)] if sums else [])]
         return cache_folder() / "-".join([*which, f"v{FORMAT}"])
 
-    sums = files.known(name, form, paths)
+    sums = files.known(name, edition, paths)
     anew = fresh and name not in DATASETS
-    made = None if sums is None or anew else opened(name, image_size, folder(sums), fresh)
+    made = None if sums is None or anew else open_decoded(name, image_size, folder(sums), fresh)
     if made is None:
-        sums = files.verify(name, form, paths)
-        made = None if anew else opened(name, image_size, folder(sums), fresh)
+        sums = files.verify(name, edition, paths)
+        made = None if anew else open_decoded(name, image_size, folder(sums), fresh)
         if made is None:
-            read = partial(form.read, *paths)
+            read = partial(edition.read, *paths)
             decode(name, image_size, folder(sums), read, channels=channels, split=split, split_seed=split_seed)
-            made = opened(name, image_size, folder(sums))
+            made = open_decoded(name, image_size, folder(sums))
         if made is None:
-            raise StorageError(f"{folder(sums)} is not as it was written a moment ago; delete it and try again")
+            raise StorageError(f"{folder(sums)} was changed while it was written; delete it and try again")
         if sums:
             files.remember(name, sums, json.loads((folder(sums) / "about.json").read_text())["counts"])
     return made
 
 
-def opened(name: str, image_size: int, folder: Path, thorough: bool = False) -> Dataset | None:
-    """What was decoded; nothing if an array is not there or not as it was written."""
+def open_decoded(name: str, image_size: int, folder: Path, thorough: bool = False) -> Dataset | None:
+    """Map decoded arrays into memory. Return None if one is missing or has changed."""
     try:
         about = json.loads((folder / "about.json").read_text())
         for array, (size, time, digest) in about["arrays"].items():
             stat = (folder / array).stat()
             if (stat.st_size, stat.st_mtime_ns) != (size, time):
                 return None
-            if thorough and not array.endswith("-images.npy") and ones_own.content(folder / array) != digest:
-                return None  # to read all images would take too long
+            if thorough and not array.endswith("-images.npy") and reading.digest_of(folder / array) != digest:
+                return None  # images are left out, because reading all of them would take too long
         splits = {}
         for split in about["splits"]:
             pixels, labels = (np.load(folder / f"{split}-{what}.npy", mmap_mode="c") for what in ("images", "labels"))
@@ -161,15 +164,16 @@ def opened(name: str, image_size: int, folder: Path, thorough: bool = False) -> 
         return None
 
 
-def source(name: str) -> Source:
+def source_of(name: str) -> DatasetSource:
+    """Return where a data set comes from, or say which name may have been meant."""
     if name in DATASETS:
         return DATASETS[name]
     if ":" in name:
-        return Source((Form((), partial(own, name)),), "a function of one's own")
+        return DatasetSource((Edition((), partial(call_own, name)),), "your own function")
     if name in REFUSED:
         raise BadInput(f"the data set '{name}' cannot be used: {REFUSED[name]}")
     if Path(name).exists():
-        kind, path = guess(Path(name)), shlex.quote(name)
+        kind, path = guess_kind(Path(name)), shlex.quote(name)
         raise BadInput(
             f"there is no data set '{name}', but a {'folder' if kind == 'folder' else 'file'} of that name; "
             f"for your own images: --data {kind} --set data.path={path}"
@@ -180,11 +184,12 @@ def source(name: str) -> Source:
     raise BadInput(f"there is no data set '{name}'; {hint}")
 
 
-def own(name: str) -> Raw:
+def call_own(name: str) -> Raw:
+    """Call your own function, named `package.module:function`."""
     module, _, function = name.partition(":")
     try:
         found: Callable[[], Raw] = getattr(importlib.import_module(module), function)
-    except Exception as error:  # what somebody else's code may raise is not ours to list
+    except Exception as error:  # other people's code may raise anything
         raise BadInput(f"data set '{name}' cannot be imported: {error}") from error
     try:
         raw = found()
@@ -198,7 +203,7 @@ def own(name: str) -> Raw:
 
 
 def cache_folder() -> Path:
-    """Where decoded arrays lie: the user's cache directory."""
+    """Return the folder of decoded arrays, in the user's cache directory."""
     return files.cache() / "decoded"
 
 
@@ -212,7 +217,7 @@ def decode(
     split: str = "published",
     split_seed: int = 0,
 ) -> None:
-    """Reads, splits, resizes and writes the arrays aside, and puts them in place at once."""
+    """Read, split and resize images, write them as arrays aside, and then move all of them into place at once."""
     raw = read()
     where = sides(raw.parts, split, split_seed)
     try:
@@ -232,7 +237,7 @@ def decode(
             mean, std = moments(np.load(aside / "train-images.npy", mmap_mode="r"))
             about |= {"mean": mean.tolist(), "std": std.tolist(), "digest": digest.hexdigest()}
             seal(aside, about)
-            put(aside, folder)
+            move_into_place(aside, folder)
     except OSError as error:
         raise StorageError(
             f"the decoded data set '{name}' cannot be written to {folder.parent}: {error.strerror or error}; "
@@ -241,7 +246,7 @@ def decode(
 
 
 def write_labels(raw: Raw, where: dict[str, np.ndarray], aside: Path, undivided: bool = False) -> dict[str, Any]:
-    """Writes what is known of the images before they are read; returns what is to be said about them."""
+    """Write labels, groups and clients. Return a description of the splits, for about.json."""
     side = np.concatenate(list(where.values()))
     label = np.concatenate([part.labels for part in raw.parts.values()]).astype(np.int64)
     grouped = all(part.groups is not None for part in raw.parts.values())
@@ -259,12 +264,12 @@ def write_labels(raw: Raw, where: dict[str, np.ndarray], aside: Path, undivided:
             np.save(aside / f"{name}-clients.npy", np.concatenate(held)[side == name])
     kept = {name: counts[name] for name in splits}
     clients, scale = len(held) == len(raw.parts), next(iter(raw.parts.values())).scale
-    told = {"classes": raw.classes, "splits": splits, "counts": kept, "groups": grouped, "clients": clients}
-    return told | {"scale": scale}
+    about = {"classes": raw.classes, "splits": splits, "counts": kept, "groups": grouped, "clients": clients}
+    return about | {"scale": scale}
 
 
 def write_images(raw: Raw, where: dict[str, np.ndarray], image_size: int, channels: int | None, aside: Path) -> None:
-    """Appends each image to the array of its side as it is read, so that memory holds a few of them at a time."""
+    """Append each image to the array of its split as it is read, so that memory holds a few of them at a time."""
     shapes: dict[str, tuple[int, ...]] = {}
     with ExitStack() as stack:
         arrays: dict[str, BinaryIO] = {}
@@ -291,26 +296,26 @@ def write_images(raw: Raw, where: dict[str, np.ndarray], image_size: int, channe
 
 
 def clear(where: Path) -> None:
-    """Deletes what killed processes left behind."""
+    """Delete what killed processes left behind."""
     for left in where.glob(f"{ASIDE}*"):
         try:
             os.kill(int(left.name.removeprefix(ASIDE).split("-")[0]), 0)
         except ProcessLookupError:
             shutil.rmtree(left, ignore_errors=True)
-        except (OSError, ValueError, OverflowError):  # another user's, or none of ours
+        except (OSError, ValueError, OverflowError):  # another user's, or not from us
             continue
 
 
 def seal(folder: Path, about: dict[str, Any]) -> None:
-    """Writes what is to be said about arrays, with how each of them is now, by which a change is noticed."""
-    arrays = {file.name: (file.stat(), ones_own.content(file)) for file in sorted(folder.glob("*.npy"))}
-    told = {name: (stat.st_size, stat.st_mtime_ns, digest) for name, (stat, digest) in arrays.items()}
-    (folder / "about.json").write_text(json.dumps(about | {"arrays": told}))
+    """Write about.json, with the size, time and digest of each array, so that later changes are noticed."""
+    arrays = {file.name: (file.stat(), reading.digest_of(file)) for file in sorted(folder.glob("*.npy"))}
+    states = {name: (stat.st_size, stat.st_mtime_ns, digest) for name, (stat, digest) in arrays.items()}
+    (folder / "about.json").write_text(json.dumps(about | {"arrays": states}))
 
 
-def put(aside: Path, folder: Path) -> None:
-    """Puts decoded arrays in their place, unless they are there already, to the last byte."""
-    there, arrays = opened("", 0, folder), [array.name for array in aside.glob("*.npy")]
+def move_into_place(aside: Path, folder: Path) -> None:
+    """Move decoded arrays to their folder, unless the same bytes are there already."""
+    there, arrays = open_decoded("", 0, folder), [array.name for array in aside.glob("*.npy")]
     if there and there.digest == json.loads((aside / "about.json").read_text())["digest"]:
         equal, _, _ = filecmp.cmpfiles(aside, folder, arrays, shallow=False)
         if len(equal) == len(arrays):
@@ -320,12 +325,12 @@ def put(aside: Path, folder: Path) -> None:
     try:
         aside.rename(folder)
     except OSError:
-        if not opened("", 0, folder):  # nor was another process faster
+        if not open_decoded("", 0, folder):  # another process was not faster, either
             raise
 
 
 def moments(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each channel's pixels in 0..1, from how often each of the 256 values occurs."""
+    """Return mean and standard deviation of each channel's pixels in 0..1, by counting each of the 256 values."""
     counts = np.zeros((pixels.shape[1], 256))
     for some in np.array_split(pixels, pixels.nbytes // CHUNK + 1):
         counts += [np.bincount(channel.ravel(), minlength=256) for channel in some.swapaxes(0, 1)]
@@ -336,7 +341,7 @@ def moments(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def resize(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Square uint8 images of this size, bilinear with antialiasing."""
+    """Resize uint8 images to squares, bilinear with antialiasing."""
     if pixels.shape[2:] == (size, size):
         return pixels
     given = torch.from_numpy(pixels.astype(np.float32))
@@ -345,7 +350,7 @@ def resize(pixels: np.ndarray, size: int) -> np.ndarray:
 
 
 def recolour(pixels: np.ndarray, channels: int | None) -> np.ndarray:
-    """Grey images as three equal channels, or colours as their luma, weighted as in JPEG."""
+    """Turn grey images into three equal channels, or colours into grey, weighted as in JPEG."""
     if channels is None or channels == pixels.shape[1]:
         return pixels
     if channels == 3 and pixels.shape[1] == 1:

@@ -1,23 +1,20 @@
-"""Where the labels are: which clients have them, which images validate at the server, and which labels are wrong."""
+"""Decide where labels are: which clients have them, which images validate at the server, which labels are wrong."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fewlabel.core.errors import BadInput
 from fewlabel.core.rng import Rng
-
-if TYPE_CHECKING:
-    from fewlabel.experiment import Labels
+from fewlabel.data.settings import Labels
 
 Index = np.ndarray  # int64, into the training split
 
 
-def choose(y: np.ndarray, parts: Sequence[Index], labels: "Labels", rng: Rng) -> tuple[list[int], list[int]]:
-    """The clients that are fully labeled where some are, and the others of the federation.
+def choose_clients(y: np.ndarray, parts: Sequence[Index], labels: Labels, rng: Rng) -> tuple[list[int], list[int]]:
+    """Return the fully labeled clients, if there are to be any, and the others that take part.
 
-    Parts without images are of nobody, and who has no label that is known can only be one of the others.
+    A part without images is no client. A client without any known label can only be one of the others.
     """
     able = {client: bool(len(known(y, part))) for client, part in enumerate(parts) if len(part)}
     there = list(able)
@@ -42,10 +39,7 @@ def choose(y: np.ndarray, parts: Sequence[Index], labels: "Labels", rng: Rng) ->
 
 
 def by_rule(y: np.ndarray, parts: Sequence[Index]) -> list[int]:
-    """Clients as RSCFed's authors choose the labeled one: it holds all classes, its size nearest to the mean share.
-
-    Where none, or too few, hold all classes, those with the most of them come next.
-    """
+    """Sort clients as RSCFed's authors choose the labeled one: most classes first, then sizes nearest to the mean."""
     sizes = {client: len(part) for client, part in enumerate(parts) if len(part)}
     mean = sum(sizes.values()) / max(1, len(sizes))
     held = {client: len(np.unique(known(y, parts[client]))) for client in sizes}
@@ -53,37 +47,37 @@ def by_rule(y: np.ndarray, parts: Sequence[Index]) -> list[int]:
 
 
 def known(y: np.ndarray, among: Index) -> np.ndarray:
-    """The labels of these images, without those that nobody knows, which are below 0."""
+    """Return the known labels of these images. A label below 0 is unknown."""
     found: np.ndarray = y[among]
     return found[found >= 0]
 
 
 def per_class(y: np.ndarray, among: Index, count: int, rng: Rng) -> Index:
-    """At most `count` images of each class that is there."""
+    """Draw at most `count` images of each class."""
     chosen = [rng.numpy.permutation(among[y[among] == label])[:count] for label in np.unique(known(y, among))]
     return np.sort(np.concatenate([among[:0], *chosen]))
 
 
-def some(y: np.ndarray, among: Index, labels: "Labels", rng: Rng) -> Index:
-    """A client's labeled images where every client has some: so many of each class, or a fraction of all."""
+def some_images(y: np.ndarray, among: Index, labels: Labels, rng: Rng) -> Index:
+    """Draw the labeled images of a client where every client has some: so many of each class, or a fraction of all."""
     if labels.per_class is not None:
         return per_class(y, among, labels.per_class, rng)
     count = max(min(2, len(among)), round(labels.fraction * len(among)))  # BatchNorm needs two
     return np.sort(rng.numpy.choice(among, count, replace=False))
 
 
-def validation(y: np.ndarray, sites: Sequence[Index], share: float, rng: Rng) -> Index:
-    """A share of all sites' labeled images, of each class as many as it has part in them; every site keeps two."""
+def validation_images(y: np.ndarray, sites: Sequence[Index], share: float, rng: Rng) -> Index:
+    """Draw a share of all sites' labeled images, with the same mixture of classes. Every site keeps two."""
     labeled = sum(map(len, sites))
     spare = np.concatenate([rng.numpy.permutation(site)[2:] for site in sites])
     spare = spare[np.argsort(y[spare], kind="stable")]
     count = min(round(share * labeled), len(spare))
     if not count:
-        raise BadInput(f"labels.validation = {share} of {labeled} labeled images is none of them; raise it")
+        raise BadInput(f"labels.validation = {share} of {labeled} labeled images is no image; raise it")
     return np.sort(spare[((np.arange(count) + 0.5) * len(spare) / count).astype(int)])  # evenly spaced over the classes
 
 
-def wrong(y: np.ndarray, labeled: Index, classes: int, share: float, rng: Rng) -> np.ndarray:
-    """A share of the labeled images and, below them, for each another class than its own, any with the same chance."""
+def wrong_labels(y: np.ndarray, labeled: Index, classes: int, share: float, rng: Rng) -> np.ndarray:
+    """Draw a share of the labeled images, and for each a wrong class, all with the same chance. Return two rows."""
     images = np.sort(rng.numpy.choice(labeled, round(share * len(labeled)), replace=False))
     return np.stack([images, (y[images] + rng.numpy.integers(1, classes, len(images))) % classes])

@@ -1,9 +1,9 @@
-"""Operations on a batch, each image with an amount of its own: Pillow's definitions, without its loop over images.
+"""Image operations as Pillow defines them, on a whole batch at once, with an amount for each image.
 
-A batch is uint8 [N, C, H, W], an amount a float64 [N]. An operation is of one of three kinds, each of which does many
-images with different operations at once: what moves pixels is an affine map, and all maps are one gather; what changes
-a value by itself alone is a table of 256 values, and all tables are one lookup; the rest is arithmetic.
-No image has a part in what becomes of another.
+A batch is uint8 [N, C, H, W], an amount float64 [N]. There are three kinds of operations, and each kind handles many
+images with different operations at once. A `Move` moves pixels: it is an affine map, and all maps are one gather. A
+`Tone` changes each value by itself: it is a table of 256 values, and all tables are one lookup. A `Filter` is anything
+else. The result for an image does not depend on other images.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Move:
-    """Moves pixels: amounts and an image's height and width to affine maps [N, 3, 3], from where a pixel is taken."""
+    """Move pixels. `maps` turns amounts, height and width into affine maps [N, 3, 3] to where a pixel is taken from."""
 
     maps: Callable[[Tensor, int, int], Tensor]
-    fill: int = 0  # value of what comes in from outside
+    fill: int = 0  # value of pixels that come in from outside
 
     def __call__(self, images: Tensor, amount: Tensor) -> Tensor:
         return self.together([(self, images, amount)])
@@ -34,7 +34,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Tone:
-    """Changes each value by itself: images and amounts to tables [N, C or 1, 256]."""
+    """Change each value by itself. `table` turns images and amounts into tables [N, C or 1, 256]."""
 
     table: Callable[[Tensor, Tensor], Tensor]
 
@@ -50,7 +50,7 @@ class Tone:
 
 @dataclass(frozen=True)
 class Filter:
-    """Anything else."""
+    """Do anything else."""
 
     act: Callable[[Tensor, Tensor], Tensor]
 
@@ -66,11 +66,11 @@ Operation = Move | Tone | Filter
 
 
 def each(operations: Sequence[Operation], images: Tensor, which: Tensor, amount: Tensor) -> Tensor:
-    """Every image by the operation whose number it has. Neighbours of one kind in the list are done together."""
+    """Apply to each image the operation whose number it has. Neighbours of one kind in the list are done together."""
     order = which.argsort(stable=True)
     counts = which.bincount(minlength=len(operations)).tolist()
-    sorted_by_it = (torch.split(rows.index_select(0, order), counts) for rows in (images, amount))
-    wanted = [part for part in zip(operations, *sorted_by_it, strict=True) if len(part[1])]
+    in_order = (torch.split(rows.index_select(0, order), counts) for rows in (images, amount))
+    wanted = [part for part in zip(operations, *in_order, strict=True) if len(part[1])]
     done = [kind.together(list(work)) for kind, work in groupby(wanted, lambda part: type(part[0]))]
     return torch.cat(done).index_select(0, order.argsort())
 
@@ -82,9 +82,9 @@ FRAME = 1, 1, 1, 1
 
 
 def warp(framed: Tensor, maps: Tensor) -> Tensor:
-    """Each image through its map, to the nearest pixel: in Pillow's 16-bit fixed point, so that ties fall as there.
+    """Move the pixels of each image by its map, to the nearest pixel, in Pillow's 16-bit fixed point.
 
-    Around each image is a frame, a pixel wide, of what comes in from outside; it is not in the result.
+    Each image comes with a frame, a pixel wide, of the value that comes in from outside. The result has no frame.
     """
     count, channels, height, width = *framed.shape[:2], framed.shape[2] - 2, framed.shape[3] - 2
     centre = maps[:, :2, 2] + maps[:, :2, :2].sum(2) / 2
@@ -99,24 +99,24 @@ def warp(framed: Tensor, maps: Tensor) -> Tensor:
 
 
 @cache
-def still(device: torch.device) -> Tensor:
+def identity(device: torch.device) -> Tensor:
     return torch.eye(3, dtype=torch.float64, device=device)
 
 
 def unmoved(amount: Tensor) -> Tensor:
-    """A map for each amount, that moves nothing yet."""
-    return still(amount.device).expand(len(amount), 3, 3).clone()
+    """Return a map for each amount that moves nothing yet."""
+    return identity(amount.device).expand(len(amount), 3, 3).clone()
 
 
 def translation(x: Tensor, y: Tensor) -> Tensor:
-    """What is `x` to the right of a pixel and `y` below comes there."""
+    """Return maps by which each pixel is taken from `x` to its right and `y` below it."""
     maps = unmoved(x)
     maps[:, 0, 2], maps[:, 1, 2] = x, y
     return maps
 
 
 def rotation(degrees: Tensor, height: int, width: int) -> Tensor:
-    """Counter-clockwise around the middle."""
+    """Return maps that turn images counter-clockwise around their middle."""
     angle = degrees.deg2rad()
     turn = unmoved(degrees)
     turn[:, 0, 0] = turn[:, 1, 1] = angle.cos()
@@ -127,7 +127,7 @@ def rotation(degrees: Tensor, height: int, width: int) -> Tensor:
 
 
 def mirror(yes: Tensor, width: int) -> Tensor:
-    """Left and right exchanged where `yes` is 1, not where it is 0."""
+    """Return maps that exchange left and right where `yes` is 1, but not where it is 0."""
     maps = unmoved(yes)
     maps[:, 0, 0], maps[:, 0, 2] = 1 - 2 * yes, width * yes
     return maps
@@ -154,7 +154,7 @@ def translate_y(share: Tensor, height: int, width: int) -> Tensor:
 
 
 def pad(images: Tensor, by: int, reflect: bool = False) -> Tensor:
-    """More pixels on each side: black ones, or the image's own as in a mirror."""
+    """Add pixels on each side: black ones, or the image's own as in a mirror."""
     if not reflect:
         return functional.pad(images, (by, by, by, by))
     for axis in (2, 3):
@@ -166,9 +166,9 @@ def pad(images: Tensor, by: int, reflect: bool = False) -> Tensor:
 
 
 def enlarge(images: Tensor, scale: float) -> Tensor:
-    """Bilinear, as Pillow resizes. Four channels at a time, whosever they are, which is what PyTorch does fastest.
+    """Enlarge bilinearly, as Pillow does, four channels at a time, which PyTorch does fastest.
 
-    Only on a CPU it takes whole numbers; elsewhere a value may be one off.
+    Only on a CPU it computes in whole numbers; elsewhere a value may be one off.
     """
     height, width = (round(size * scale) for size in images.shape[2:])
     planes = images.flatten(0, 1)
@@ -180,7 +180,7 @@ def enlarge(images: Tensor, scale: float) -> Tensor:
 
 
 def crop(images: Tensor, down: Tensor, right: Tensor, mirrored: Tensor, height: int, width: int) -> Tensor:
-    """A window of each image at its own place, perhaps mirrored, in one gather."""
+    """Cut a window out of each image at its own place, perhaps mirrored, in one gather."""
     count, channels, _, stride = images.shape
     column = torch.arange(width, device=images.device)
     column = right.view(-1, 1, 1) + torch.where(mirrored.view(-1, 1, 1), width - 1 - column, column)
@@ -194,7 +194,7 @@ def crop(images: Tensor, down: Tensor, right: Tensor, mirrored: Tensor, height: 
 
 @cache
 def ramp(device: torch.device) -> Tensor:
-    """All values that there are."""
+    """Return all values of a pixel."""
     return torch.arange(256.0, device=device)
 
 
@@ -203,7 +203,7 @@ def look_up(images: Tensor, tables: Tensor) -> Tensor:
 
 
 def blend(base: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    """From `base` (factor 0) to the images (1) and beyond."""
+    """Go from `base` (factor 0) to the images (factor 1) and beyond."""
     factor = factor.float().view(-1, *[1] * (images.dim() - 1))
     return (base + factor * (images - base)).clamp_(0, 255).to(torch.uint8)
 
@@ -213,7 +213,7 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Around the image's mean grey."""
+    """Return tables that spread values around the image's mean grey."""
     mean = grey(images).flatten(1).double().mean(1).add(0.5).floor()
     return blend(mean.float().view(-1, 1, 1), ramp(images.device).view(1, 1, 256), factor)
 
@@ -228,21 +228,17 @@ def solarize(images: Tensor, threshold: Tensor) -> Tensor:
     return torch.where(threshold.view(-1, 1, 1) > values, values, 255 - values).to(torch.uint8)
 
 
-def invert(images: Tensor, amount: Tensor) -> Tensor:
-    return (255 - ramp(images.device)).to(torch.uint8).repeat(len(images), 1, 1)
-
-
 def autocontrast(images: Tensor, amount: Tensor) -> Tensor:
-    """Each channel stretched to 0..255."""
+    """Return tables that stretch each channel to 0..255."""
     low, high = (bound.double().unsqueeze(2) for bound in torch.aminmax(images.flatten(2), dim=2))
     values = ramp(images.device)
-    scale = values[255] / (high - low)  # a number over a tensor would be its reciprocal times the number
+    scale = values[255] / (high - low)  # a number divided by a tensor would be rounded differently
     stretched = (values * scale - low * scale).clamp_(0, 255)
     return torch.where(high > low, stretched, values.double()).to(torch.uint8)
 
 
 def equalize(images: Tensor, amount: Tensor) -> Tensor:
-    """Each channel's values spread so that all occur equally often, as far as they are many enough."""
+    """Return tables that spread each channel's values, so that all occur equally often, if there are enough pixels."""
     count, channels = images.shape[:2]
     values = images.flatten(2).long()
     own = values + 256 * torch.arange(count * channels, device=images.device).view(count, channels, 1)
@@ -257,7 +253,7 @@ def equalize(images: Tensor, amount: Tensor) -> Tensor:
 
 
 def grey(images: Tensor) -> Tensor:
-    """Luma of three channels as Pillow weighs them; the mean of any other number."""
+    """Return the grey of three channels as Pillow weighs them, or the mean of any other number."""
     channels = images.shape[1]
     weights = [19595, 38470, 7471] if channels == 3 else [65536 // channels] * channels
     weighed = images.int() * torch.tensor(weights, dtype=torch.int32).view(-1, 1, 1).to(images.device)
@@ -269,7 +265,7 @@ def saturation(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """From a smoothed image, whose border is left as it is."""
+    """Blend with a smoothed image, whose border is left as it is."""
     wide = images.to(torch.int16)
     rows = wide[:, :, :-2] + wide[:, :, 1:-1] + wide[:, :, 2:]
     box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
@@ -279,12 +275,12 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def noise(images: Tensor, values: Tensor) -> Tensor:
-    """With a value [N, C, H, W] of its own added to each pixel."""
+    """Add a value to each pixel, from `values` [N, C, H, W]."""
     return (images + values).round_().clamp_(0, 255).to(torch.uint8)
 
 
 def cutout(images: Tensor, centre: Tensor, side: int, value: int) -> Tensor:
-    """With a square around `centre` [N, 2], as much of it as is in the image, painted over."""
+    """Paint over a square around `centre` [N, 2], as much of it as is in the image."""
     row, column = (centre[:, i, None] - side // 2 for i in (0, 1))
     y, x = (torch.arange(size, device=images.device) for size in images.shape[2:])
     inside_y, inside_x = (row <= y) & (y < row + side), (column <= x) & (x < column + side)

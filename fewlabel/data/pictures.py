@@ -1,4 +1,4 @@
-"""One image file, whatever it was written by, as eight bits of grey or colour: no two hospitals write the same."""
+"""Read one image file of any common kind, DICOM included, as eight bits of grey or colour."""
 
 import warnings
 from collections.abc import Iterator
@@ -24,39 +24,40 @@ EMPTY = "it is empty"
 
 
 class Unreadable(Exception):
-    """A file that is no image, in a few words that follow its name."""
+    """A file that cannot be read as an image. The text follows the file's name in messages."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What must be known of all files before the first of them is read."""
+    """What must be known about all files before the first is read."""
 
     colour: bool
-    values: tuple[float, float] | None = None  # the least and the greatest, where there are more than eight bits
+    values: tuple[float, float] | None = None  # the least and the greatest, if there are more than eight bits
     patient: str = ""
 
 
 @contextmanager
 def opening(path: Path) -> Iterator[None]:
+    """Raise Unreadable, with a reason in a few words, for whatever goes wrong while a file is opened."""
     try:
         if not path.stat().st_size:
             raise Unreadable(EMPTY)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd metadata; what matters is raised
+            warnings.simplefilter("ignore")  # about odd metadata; what matters is raised
             yield
     except (Unreadable, BadInput):
         raise
     except FileNotFoundError:
         raise Unreadable("there is no such file") from None
-    except Exception as error:  # what a decoder makes of broken bytes is not ours to list
+    except Exception as error:  # broken bytes make decoders raise anything
         unknown = type(error).__name__ == "UnidentifiedImageError"
         reason = "it is not an image of a known format" if unknown else getattr(error, "strerror", None) or str(error)
         raise Unreadable(" ".join(reason.split()) or type(error).__name__) from None
 
 
 def is_dicom(path: Path) -> bool:
-    """By its ending, or where it has none, as scanners like to leave it, by the word that all of them hold."""
-    if path.suffix and not path.suffix[1:].isdigit():  # 1.2.840.113619 has no ending either
+    """Return True for a DICOM file, by its suffix, or without one, as scanners write them, by the mark inside."""
+    if path.suffix and not path.suffix[1:].isdigit():  # 1.2.840.113619 has no suffix either
         return path.suffix.lower() in DICOM
     try:
         with path.open("rb") as file:
@@ -66,7 +67,7 @@ def is_dicom(path: Path) -> bool:
 
 
 def header(path: Path) -> Header:
-    """What the file says of itself; where there are more than eight bits, its values are read too."""
+    """Read a file's header. With more than eight bits, its values are read, too."""
     from PIL import Image
 
     with opening(path):
@@ -76,7 +77,7 @@ def header(path: Path) -> Header:
             return Header(coloured, patient=str(about.get("PatientID", "") or ""))
         with Image.open(path) as image:
             if image.format == "TIFF" and (pages := getattr(image, "n_frames", 1)) > 1:
-                raise Unreadable(f"it has {pages} pages, and an image has one")
+                raise Unreadable(f"it has {pages} pages, and an image must have one")
             if image.mode in WIDE:
                 values = np.nan_to_num(np.asarray(image))
                 return Header(False, (float(values.min()), float(values.max())))
@@ -84,16 +85,16 @@ def header(path: Path) -> Header:
 
 
 def is_colour(image: "Image") -> bool:
-    if image.mode == "P":  # which may hold greys alone
+    if image.mode == "P":  # a palette, which may hold only greys
         red, green, blue = np.array(image.getpalette("RGB") or [0, 0, 0]).reshape(-1, 3).T
         return bool((red != green).any() or (green != blue).any())
     return image.mode not in (*GREY, *WIDE)
 
 
 def span(headers: list[Header]) -> tuple[float, float]:
-    """The values that become 0 and 255: one scale for all images, which keeps a dark one dark beside a bright one.
+    """Return the values that become 0 and 255: one scale for all images, so that a dark image stays dark.
 
-    Whole numbers take as many bits as the greatest needs, for twelve bits of sixteen are what most detectors give.
+    Whole numbers get as many bits as the greatest needs: most detectors write twelve bits into sixteen.
     """
     given = [header.values for header in headers if header.values]
     low, high = min([0.0, *(low for low, _ in given)]), max([1.0, *(high for _, high in given)])
@@ -108,18 +109,19 @@ def read(
     size: int | None = None,
     window: tuple[float, float] | None = None,
 ) -> np.ndarray:
-    """The image as uint8 [C, H, W], upright, over black where it is transparent, squeezed into a square if asked.
+    """Read an image as uint8 [C, H, W], upright, over black where it is transparent.
 
-    Of DICOM, `window` is the centre and width of what is seen, in its rescaled values.
+    With a `size` it is squeezed into a square. `values` become 0 and 255 in images of more than eight bits. For DICOM,
+    `window` is the centre and width of what is shown, in its rescaled values.
     """
     from PIL import Image, ImageOps
 
-    # Given a path, Pillow 13 maps an uncompressed TIFF that is to be turned with width and height exchanged.
+    # With a path instead of a file, Pillow 13 swaps width and height of an uncompressed TIFF that is to be turned.
     with opening(path), path.open("rb") as file:
         if is_dicom(path):
             image = Image.fromarray(dicom(path, window))
         else:
-            Image.open(file).verify()  # of a PNG the checksums, which decoding leaves unread
+            Image.open(file).verify()  # the checksums of a PNG, which decoding does not read
             file.seek(0)
             image = Image.open(file)
             if size:
@@ -128,8 +130,8 @@ def read(
         if upright.mode in WIDE:
             upright = Image.fromarray(eight_bits(np.asarray(upright), *values))
         if upright.has_transparency_data:
-            seen = upright.convert("RGBA")
-            upright = Image.alpha_composite(Image.new("RGBA", seen.size, (0, 0, 0, 255)), seen)
+            clear = upright.convert("RGBA")
+            upright = Image.alpha_composite(Image.new("RGBA", clear.size, (0, 0, 0, 255)), clear)
         flat = upright.convert("RGB" if colour else "L")
         if size and flat.size != (size, size):
             flat = flat.resize((size, size), Image.Resampling.BILINEAR)
@@ -152,16 +154,16 @@ def pydicom() -> Any:
     try:
         import pydicom
     except ImportError:
-        raise BadInput("DICOM files are read by pydicom, which is not here: pip install 'fewlabel[dicom]'") from None
+        raise BadInput("DICOM files need pydicom, which is not installed: pip install 'fewlabel[dicom]'") from None
     return pydicom
 
 
 def dicom(path: Path, window: tuple[float, float] | None = None) -> np.ndarray:
-    """Pixels as a viewer shows them: rescaled, in this window or the file's own, or else from least to greatest."""
+    """Read pixels as a viewer shows them: rescaled, in this window or the file's own, or from least to greatest."""
     about, decoders = pydicom().dcmread(path), import_module("pydicom.pixels")
     frames, kind = int(about.get("NumberOfFrames", 1) or 1), about.get("PhotometricInterpretation", "")
     if frames > 1:
-        raise Unreadable(f"it has {frames} frames, and an image has one")
+        raise Unreadable(f"it has {frames} frames, and an image must have one")
     pixels: np.ndarray = decoders.pixel_array(about)
     if kind == PALETTE:
         pixels = decoders.apply_color_lut(pixels, about)
@@ -178,7 +180,7 @@ def dicom(path: Path, window: tuple[float, float] | None = None) -> np.ndarray:
 
 
 def first(value: Any) -> float | None:
-    """A file may offer several windows."""
+    """Return the first number: a file may offer several windows."""
     if value is None or value == "":
         return None
     return float(value if isinstance(value, str | int | float) else next(iter(value)))

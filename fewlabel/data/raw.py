@@ -1,4 +1,4 @@
-"""What a reader of a data set gives: its classes and, for each split, labels and images that come a few at a time."""
+"""What the reader of a data set returns: its classes, and for each split labels and images, a few at a time."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -7,18 +7,18 @@ import numpy as np
 
 from fewlabel.core.errors import BadInput
 
-Scale = dict[str, tuple[float, float]]  # how more than eight bits become eight: `pictures.read`'s values or window
-CHUNK = 1 << 19  # bytes of pixels at a time: small beside any data set, large beside a call
+Scale = dict[str, tuple[float, float]]  # how more than eight bits become eight: the values or window of `pictures.read`
+CHUNK = 1 << 19  # bytes of pixels at a time: little memory, and enough work for each call
 
 
 @dataclass(frozen=True)
 class Part:
-    """Images that belong together, read in their order and never all at once, because they may not fit."""
+    """Images that belong together. They are read in their order and never all at once, because they may not fit."""
 
     labels: np.ndarray  # [N]
     read: Callable[[int], Iterator[np.ndarray]]  # wanted size -> uint8 [n, C, H, W], of that size or any other
-    groups: np.ndarray | None = None  # [N]: images of one lesion or patient, which no split may part
-    clients: np.ndarray | None = None  # [N]: who holds each image, where the data say so
+    groups: np.ndarray | None = None  # [N]: images of one lesion or patient, which stay in one split
+    clients: np.ndarray | None = None  # [N]: who holds each image, if the data say so
     scale: Scale = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -27,10 +27,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Raw:
-    """A data set as its reader gives it: of each split images uint8 [N, C, H, W] and labels [N], or a Part.
+    """A data set as its reader returns it: for each split images uint8 [N, C, H, W] and labels [N], or a Part.
 
-    There are train and test, and validation where one is published. A set that was published without such splits
-    has one Part, named `all`.
+    The splits are train and test, and validation if one is published. A set that is published without splits has one
+    Part, named `all`.
     """
 
     classes: tuple[str, ...]
@@ -46,18 +46,18 @@ class Raw:
         for split, given in self.splits.items():
             labels = given.labels if isinstance(given, Part) else given[1]
             if not isinstance(given, Part):
-                check(split, given[0], labels)
+                check_arrays(split, given[0], labels)
             if not len(labels):
                 raise BadInput(f"there are no {split} images")
-            if not np.isin(labels, np.arange(-1, len(self.classes))).all():  # -1: nobody knows
+            if not np.isin(labels, np.arange(-1, len(self.classes))).all():  # -1: unknown
                 raise BadInput(f"the {split} labels must be from 0 to {len(self.classes) - 1}, one for each class")
 
     @property
     def parts(self) -> dict[str, Part]:
-        return {split: given if isinstance(given, Part) else whole(*given) for split, given in self.splits.items()}
+        return {split: given if isinstance(given, Part) else in_memory(*given) for split, given in self.splits.items()}
 
 
-def check(split: str, images: np.ndarray, labels: np.ndarray) -> None:
+def check_arrays(split: str, images: np.ndarray, labels: np.ndarray) -> None:
     if images.dtype != np.uint8 or images.ndim != 4 or labels.shape != images.shape[:1] or not len(labels):
         raise BadInput(
             f"the {split} images must be uint8 [N, C, H, W] with N labels, "
@@ -65,6 +65,6 @@ def check(split: str, images: np.ndarray, labels: np.ndarray) -> None:
         )
 
 
-def whole(images: np.ndarray, labels: np.ndarray) -> Part:
-    """Images that are in memory already."""
+def in_memory(images: np.ndarray, labels: np.ndarray) -> Part:
+    """Return images that are in memory already as a Part."""
     return Part(labels, lambda _: (some for some in np.array_split(images, images.nbytes // CHUNK + 1) if len(some)))

@@ -1,4 +1,4 @@
-"""Each client's share as files of its own, with the labels that it has and no trace of the others."""
+"""Write each client's images as the files of a site, with the labels that it has and no trace of the others."""
 
 import json
 import math
@@ -11,7 +11,7 @@ import numpy as np
 
 from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.core.rng import Rng
-from fewlabel.data.own.listing import CLASSES, PATIENTS, UNLABELED, folders
+from fewlabel.data.own.listing import CLASSES, PATIENTS, UNLABELED, folder_names
 from fewlabel.data.raw import CHUNK, Scale
 
 if TYPE_CHECKING:
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 
 TERMS = "terms.json"
-MAX_SIZE = 4096  # of images, in pixels
+MAX_SIZE = 4096  # of an image's side, in pixels
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What all sites of a federation must read alike, or they would not train one model.
+    """How all sites of a federation read their images. They must agree on it to train one model.
 
-    A site's labels count by their names, whichever of the classes it has. Without mean and std the server asks all
-    sites for their `Pixels` before the first round. Images of more than eight bits need `values`, as a scale that each
-    site takes from its own would make one brightness mean different things; without a `window`, each DICOM file is
-    seen as a viewer shows it.
+    Labels are matched by the names of classes, and a site need not have all of them. Without mean and std the server
+    asks all sites for their `Pixels` before the first round. Images of more than eight bits need `values`: if each site
+    took its own scale, the same brightness would mean different things. Without a `window`, each DICOM file is shown as
+    a viewer shows it.
     """
 
     classes: tuple[str, ...]  # in their order
     channels: int
     image_size: int
-    mean: tuple[float, ...] | None = None  # per channel, of pixels in 0..1
+    mean: tuple[float, ...] | None = None  # per channel, for pixels in 0..1
     std: tuple[float, ...] | None = None
-    values: tuple[float, ...] | None = None  # which become 0 and 255, of images with more than eight bits
-    window: tuple[float, ...] | None = None  # centre and width of what is seen of DICOM, in its rescaled values
+    values: tuple[float, ...] | None = None  # that become 0 and 255, for images of more than eight bits
+    window: tuple[float, ...] | None = None  # centre and width of what is shown of DICOM, in its rescaled values
 
     def __post_init__(self) -> None:
         if len(set(self.classes)) < max(2, len(self.classes)):
@@ -70,25 +70,25 @@ class Terms:
         return {name: (pair[0], pair[1]) for name, pair in given.items() if pair is not None}
 
     def settled(self, parts: "Iterable[Pixels]") -> "Terms":
-        """With the mean and std of all these pixels together."""
+        """Return these terms with the mean and std of all pixels."""
         mean, std = moments(parts)
         return replace(self, mean=mean, std=std)
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """A site's pixels as far as the mean and std of all need them: exact sums for each channel, of values in 0..255.
+    """What a site tells about its pixels, so that the server knows mean and std of all: exact sums for each channel.
 
-    They betray how bright its images are on the whole and how much that varies, and so are sent only if asked for.
+    They reveal how bright its images are on average and how much that varies, so they are sent only if asked for.
     """
 
     count: int  # in one channel
-    total: tuple[int, ...]
+    total: tuple[int, ...]  # of values in 0..255
     squares: tuple[int, ...]
 
     @classmethod
     def of(cls, pixels: np.ndarray) -> "Pixels":
-        """Of images uint8 [N, C, H, W]."""
+        """Sum up images uint8 [N, C, H, W]."""
         count, total, squares = 0, np.zeros(pixels.shape[1], np.int64), np.zeros(pixels.shape[1], np.int64)
         for some in np.array_split(pixels, pixels.nbytes // CHUNK + 1):
             channels = some.swapaxes(0, 1).reshape(len(total), -1).astype(np.int64)
@@ -96,7 +96,7 @@ class Pixels:
         return cls(count, tuple(total.tolist()), tuple(squares.tolist()))
 
     def check(self, terms: Terms, images: int) -> None:
-        """Raises BadInput where these cannot be the sums of so many images."""
+        """Raise BadInput if these cannot be the sums of so many images."""
         sums = list(zip(self.total, self.squares, strict=False))
         possible = all(s >= 0 and s * s <= self.count * q and q <= 255 * s for s, q in sums)
         if len(self.total) != terms.channels or len(self.squares) != terms.channels or not possible:
@@ -106,7 +106,7 @@ class Pixels:
 
 
 def moments(parts: Iterable[Pixels]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel over all parts, exact to the last rounding, of pixels in 0..1."""
+    """Return mean and standard deviation of each channel over all parts, for pixels in 0..1, exact but for rounding."""
     parts = list(parts)
     count = sum(part.count for part in parts)
     total, squares = (
@@ -118,8 +118,8 @@ def moments(parts: Iterable[Pixels]) -> tuple[tuple[float, ...], tuple[float, ..
 
 
 @dataclass(frozen=True)
-class Written:
-    """A site as it was written."""
+class WrittenSite:
+    """Where a site was written, and how many images it has."""
 
     path: Path
     labeled: int
@@ -129,33 +129,33 @@ class Written:
         return {"path": str(self.path), "labeled": self.labeled, "unlabeled": self.unlabeled}
 
 
-def write(dataset: "Dataset", partition: "Partition", to: Path, kind: str, seed: int) -> list[Written]:
-    """A folder or an npz for each client, the server, the validation and the test set; and their common terms."""
+def write(dataset: "Dataset", partition: "Partition", to: Path, kind: str, seed: int) -> list[WrittenSite]:
+    """Write a folder or an npz for each client, the server, the validation and the test set, and their terms."""
     if to.exists() and not to.is_dir():
-        raise BadInput(f"{to} is a file; --to needs a directory, an empty or new one")
+        raise BadInput(f"{to} is a file; --to needs a directory that is empty or new")
     try:
         to.mkdir(parents=True, exist_ok=True)
         if any(to.iterdir()):
             raise BadInput(f"{to} is not empty; choose another directory by --to")
         written = []
         for name, pixels, labels, groups in sites(dataset, partition):
-            order = mixed(labels, Rng(seed, "write", name))
+            order = mixed_order(labels, Rng(seed, "write", name))
             path = to / (f"{name}.npz" if kind == "npz" else name)
             patients = None if groups is None else renumbered(groups[order])
             writer = write_npz if kind == "npz" else write_folder
             writer(path, pixels[order], labels[order], dataset.classes, patients)
-            written.append(Written(path, int((labels >= 0).sum()), int((labels < 0).sum())))
+            written.append(WrittenSite(path, int((labels >= 0).sum()), int((labels < 0).sum())))
         (to / TERMS).write_text(json.dumps(vars(Terms.of(dataset)), indent=1))
         return written
     except OSError as error:
         raise StorageError(f"{to} cannot be written: {error.strerror or error}") from None
 
 
-def mixed(labels: np.ndarray, rng: Rng) -> np.ndarray:
-    """An order in which images with and without labels come mixed, and each kind in the order of the share.
+def mixed_order(labels: np.ndarray, rng: Rng) -> np.ndarray:
+    """Return an order in which images with and without labels are mixed, each kind in the order of the partition.
 
-    That is a random one, so the names of files tell nothing of what is in them; and it is the one that a simulation
-    trains in, so the site does too.
+    The partition's order is random, so the names of files reveal nothing. A simulation trains in it, so the site does,
+    too.
     """
     known, order = labels >= 0, np.empty(len(labels), np.int64)
     place = rng.numpy.permutation(known)
@@ -164,9 +164,9 @@ def mixed(labels: np.ndarray, rng: Rng) -> np.ndarray:
 
 
 def renumbered(groups: np.ndarray) -> np.ndarray | None:
-    """Patients from 0 in the order in which they come, for their own might tell of classes; none if all have one image.
+    """Number the patients in the order of the images, because their own numbers might reveal classes.
 
-    Whoever has two copies of an image counts as one patient with two.
+    Return None if each has one image. Two copies of an image count as one patient with two images.
     """
     _, first, group = np.unique(groups, return_index=True, return_inverse=True)
     return None if len(first) == len(groups) else np.argsort(np.argsort(first))[group]
@@ -176,27 +176,26 @@ Site = tuple[str, np.ndarray, np.ndarray, np.ndarray | None]
 
 
 def sites(dataset: "Dataset", partition: "Partition") -> Iterator[Site]:
-    """For each site its pixels, its labels as it knows them, -1 where it does not and wrong where there is noise,
-    and the groups of its images."""
+    """Return each site's name, its pixels, its labels (-1: unknown) and the groups of its images."""
     train = dataset.splits["train"]
     group = None if train.groups is None else train.groups.numpy()
 
     def groups(index: np.ndarray) -> np.ndarray | None:
         return None if group is None else group[index]
 
-    pixels, told = train.images.pixels.numpy(), train.labels.numpy().copy()
-    told[partition.noise[0]] = partition.noise[1]
+    pixels, labels = train.images.pixels.numpy(), train.labels.numpy().copy()
+    labels[partition.noise[0]] = partition.noise[1]
     for client in partition.clients:
-        share = partition.shares[client]
+        holding = partition.shares[client]
         yield (
             f"client-{client}",
-            pixels[share.images],
-            np.append(told[share.labeled], np.full(len(share.unlabeled), -1)),
-            groups(share.images),
+            pixels[holding.images],
+            np.append(labels[holding.labeled], np.full(len(holding.unlabeled), -1)),
+            groups(holding.images),
         )
     for name, index in (("server", partition.server), ("validation", partition.validation)):
         if len(index):
-            yield name, pixels[index], told[index], groups(index)
+            yield name, pixels[index], labels[index], groups(index)
     for name, split in dataset.splits.items():
         if name != "train":
             whole = None if split.groups is None else split.groups.numpy()
@@ -206,10 +205,10 @@ def sites(dataset: "Dataset", partition: "Partition") -> Iterator[Site]:
 def write_folder(
     path: Path, pixels: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], patients: np.ndarray | None
 ) -> None:
-    """PNG files by class; beside them the classes, for a site may not have all, and the patients where known."""
+    """Write PNG files by class, with a list of all classes, of which a site may lack some, and of patients if known."""
     from PIL import Image
 
-    names = [*folders(classes).values(), UNLABELED[0]]  # of which -1 is the last
+    names = [*folder_names(classes).values(), UNLABELED[0]]  # -1 is the last
     path.mkdir()
     (path / CLASSES).write_text("".join(f"{name}\n" for name in classes), "utf-8")
     files = [f"{names[label]}/{number:06d}.png" for number, label in enumerate(labels)]
@@ -225,7 +224,7 @@ def write_folder(
 def write_npz(
     path: Path, pixels: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], patients: np.ndarray | None
 ) -> None:
-    """MedMNIST's keys, classes' names, patients where known, and -1 for labels that the site does not have."""
+    """Write MedMNIST's keys, the names of classes, and patients if known. -1 is a label that the site does not have."""
     split = path.stem if path.stem == "test" else "val" if path.stem == "validation" else "train"
     flat = pixels[:, 0] if pixels.shape[1] == 1 else pixels.transpose(0, 2, 3, 1)
     arrays = {f"{split}_images": np.ascontiguousarray(flat), f"{split}_labels": labels, "classes": np.array(classes)}

@@ -1,4 +1,4 @@
-"""Which image is for training, which for validation and which for the test."""
+"""Decide which images are for training, for validation and for the test."""
 
 import numpy as np
 
@@ -7,18 +7,18 @@ from fewlabel.core.rng import Rng
 from fewlabel.data.raw import Part
 
 SIDES = ("train", "validation", "test")
-UNDIVIDED = "undivided"  # the split of a site, which trains on all that it does not name as test
+UNDIVIDED = "undivided"  # a site's split: it trains on all images that it does not keep for testing
 
-# Of all images, in per cent. FedMatch's are 63,000/3,500/3,500 of Fashion-MNIST and 54,000/3,000/3,000 of CIFAR-10.
+# Percentages of all images. FedMatch's are 63,000/3,500/3,500 of Fashion-MNIST and 54,000/3,000/3,000 of CIFAR-10.
 SPLITS: dict[str, tuple[int, int, int]] = {"80-20": (80, 0, 20), "70-10-20": (70, 10, 20), "fedmatch": (90, 5, 5)}
-DRAWN = "70-10-20"  # where none is published
+DRAWN = "70-10-20"  # if none is published
 
 
 def sides(parts: dict[str, Part], split: str, seed: int) -> dict[str, np.ndarray]:
-    """For each image of each part the name of its side.
+    """Return for each image of each part its side: train, validation or test.
 
-    `published` leaves images where they are; of a set published without a test split it is 70-10-20. Every other split
-    is drawn from all images together by a stream of its own, so that no other setting changes it.
+    `published` leaves images where they are, or draws 70-10-20 if no splits are published. Every other split is drawn
+    from all images together. It has its own random stream, so no other setting changes it.
     """
     if split == UNDIVIDED:
         return {name: np.full(len(part), "test" if name == "test" else "train") for name, part in parts.items()}
@@ -34,7 +34,7 @@ def sides(parts: dict[str, Part], split: str, seed: int) -> dict[str, np.ndarray
 
 
 def groups(parts: dict[str, Part]) -> np.ndarray:
-    """Numbers that are equal for images of one group; without groups each image is one of its own."""
+    """Return a number for each image, equal within a group. Without groups all numbers differ."""
     given = [part.groups for part in parts.values() if part.groups is not None]
     if len(given) < len(parts):
         return np.arange(sum(map(len, parts.values())))
@@ -43,7 +43,7 @@ def groups(parts: dict[str, Part]) -> np.ndarray:
 
 
 def unlabeled_aside(group: np.ndarray, known: np.ndarray, percent: tuple[int, int, int], rng: Rng) -> np.ndarray:
-    """Sides drawn for images with labels. The others can only be trained on, or if of a group elsewhere not at all."""
+    """Draw sides for images with labels. Those without are for training, or left out if their group is elsewhere."""
     if known.all():
         return draw(group, percent, rng)
     side = np.full(len(group), SIDES[0], dtype="<U10")
@@ -54,7 +54,7 @@ def unlabeled_aside(group: np.ndarray, known: np.ndarray, percent: tuple[int, in
 
 
 def draw(group: np.ndarray, percent: tuple[int, int, int], rng: Rng) -> np.ndarray:
-    """Groups in random order fill one side after the other; one at a border goes where its first image falls."""
+    """Fill one side after another with groups in random order. At a border a group goes where its first image falls."""
     sizes = np.bincount(group)
     order = rng.numpy.permutation(len(sizes))
     first = np.empty_like(sizes)

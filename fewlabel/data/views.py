@@ -1,7 +1,7 @@
-"""Views: each paper's augmentation by name, made per batch, with random parameters for each image on its own.
+"""Views: each paper's augmentation by name, made for a batch at once, with random parameters for each image.
 
-A recipe is a tuple of steps. A step first draws one row of parameters for each image and then applies them, so that
-what an image becomes depends on its own row and on nothing else in the batch.
+A recipe is a tuple of steps. A step first draws one row of parameters for each image and then applies them. So the
+result for an image depends on its own row, and on nothing else in the batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +21,10 @@ from fewlabel.data.operations import Filter, Move, Operation, Tone
 
 class Step(Protocol):
     def draw(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
-        """Parameters for images of this shape: a row for each."""
+        """Draw parameters for images of this shape: a row for each."""
 
     def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
-        """uint8 [N, C, H, W] to the same."""
+        """Change uint8 images [N, C, H, W] by these parameters."""
 
 
 Recipe = tuple[Step, ...]
@@ -40,39 +40,29 @@ def apply(recipe: Recipe, images: Tensor, parameters: Sequence[Tensor]) -> Tenso
     return images
 
 
-def see(name: str, images: Tensor, rng: torch.Generator) -> Tensor:
-    """A batch as this view shows it."""
-    return see_all([name], images, rng)[0]
-
-
-def see_all(names: Sequence[str], images: Tensor, rng: torch.Generator) -> list[Tensor]:
-    """A batch as each of these views shows it; what several of them begin with is done once."""
+def make_views(names: Sequence[str], images: Tensor, rng: torch.Generator) -> list[Tensor]:
+    """Make each of these views of a batch. Work that several of them begin with is done once."""
     prepared: dict[Step, Tensor] = {}
-    seen = []
+    views = []
     for name in names:
-        recipe = named(name)
+        recipe = recipe_of(name)
         parameters = [rows.to(images.device) for rows in draw(recipe, images.shape, rng)]
         if recipe and isinstance(crop := recipe[0], Crop):
             if crop not in prepared:
                 prepared[crop] = crop.prepare(images)
             cropped = crop.cut(prepared[crop], parameters[0], *images.shape[2:])
-            seen.append(apply(recipe[1:], cropped, parameters[1:]))
+            views.append(apply(recipe[1:], cropped, parameters[1:]))
         else:
-            seen.append(apply(recipe, images, parameters))
-    return seen
+            views.append(apply(recipe, images, parameters))
+    return views
 
 
-def named(name: str) -> Recipe:
+def recipe_of(name: str) -> Recipe:
     if name not in VIEWS:
         near = get_close_matches(name, VIEWS, 1)
         hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(VIEWS)}"
         raise BadInput(f"there is no recipe for views named '{name}'; {hint}")
     return VIEWS[name].recipe
-
-
-def weak(images: Tensor, rng: torch.Generator) -> Tensor:
-    """The weak view of an experiment that asks for no other."""
-    return see("shift", images, rng)
 
 
 def between(low: float, high: float, count: int, rng: torch.Generator) -> Tensor:
@@ -84,12 +74,12 @@ def between(low: float, high: float, count: int, rng: torch.Generator) -> Tensor
 
 @dataclass(frozen=True)
 class Crop:
-    """Square images enlarged, padded and cut back to their size at a random place, some of them mirrored."""
+    """Enlarge and pad square images, then cut them back to their size at a random place; mirror some of them."""
 
     scale: float = 1.0
-    pad: float = 0.0  # of the size, on each side; at least a pixel
-    reflect: bool = False  # pad with the image's own pixels rather than with black
-    flip: float = 0.0  # chance
+    pad: float = 0.0  # part of the size, on each side; at least a pixel
+    reflect: bool = False  # pad with the image's own pixels, not with black
+    flip: float = 0.0  # chance to be mirrored
 
     def draw(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
         places = round(shape[3] * self.scale) - shape[3] + 2 * self.margin(shape[3]) + 1
@@ -101,7 +91,7 @@ class Crop:
         return self.cut(self.prepare(images), parameters, *images.shape[2:])
 
     def prepare(self, images: Tensor) -> Tensor:
-        """What chance has no part in."""
+        """Do the part of the work that is not random."""
         width = images.shape[3]
         if self.scale != 1:
             images = ops.enlarge(images, self.scale)
@@ -117,11 +107,11 @@ class Crop:
 
 @dataclass(frozen=True)
 class Affine:
-    """Turned around the middle, then shifted by whole pixels, then perhaps mirrored: one gather of nearest pixels."""
+    """Turn around the middle, shift by whole pixels and perhaps mirror, in one gather of nearest pixels."""
 
     degrees: float  # at most, either way
-    translate: float  # of the size, at most, any way
-    flip: float = 0.0  # chance
+    translate: float  # part of the size, at most, any way
+    flip: float = 0.0  # chance to be mirrored
 
     def draw(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
         count, _, height, width = shape
@@ -140,7 +130,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Brightness, contrast and saturation, in this order, each by a factor of at most `reach` from 1."""
+    """Change brightness, contrast and saturation, in this order, each by a factor of at most `reach` from 1."""
 
     reach: float
 
@@ -156,9 +146,9 @@ class Jitter:
 
 @dataclass(frozen=True)
 class Noise:
-    """Gaussian noise on each pixel and channel."""
+    """Add Gaussian noise to each pixel and channel."""
 
-    std: float  # of pixels in 0..1
+    std: float  # for pixels in 0..1
 
     def draw(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
         return torch.randn(tuple(shape), generator=rng).mul_(255 * self.std)
@@ -169,9 +159,9 @@ class Noise:
 
 @dataclass(frozen=True)
 class Cutout:
-    """A grey square around any pixel, as much of it as is in the image."""
+    """Paint a grey square around any pixel, as much of it as is in the image."""
 
-    side: float = 0.5  # of the size
+    side: float = 0.5  # part of the size
     value: int = 127
 
     def draw(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
@@ -183,12 +173,12 @@ class Cutout:
 
 @dataclass(frozen=True)
 class Choice:
-    """An operation that RandAugment may choose: with a level in 0..1 its amount is start + span * level."""
+    """An operation that RandAugment may choose. With a level in 0..1 its amount is start + span * level."""
 
     operation: Operation
     start: float = 0.0
     span: float = 0.0
-    signed: bool = False  # start - span * level just as often
+    signed: bool = False  # half of the time it is start - span * level
 
 
 def any_level(shape: tuple[int, int], rng: torch.Generator) -> Tensor:
@@ -196,24 +186,24 @@ def any_level(shape: tuple[int, int], rng: torch.Generator) -> Tensor:
 
 
 def low_level(shape: tuple[int, int], rng: torch.Generator) -> Tensor:
-    """FedMatch's authors: of ten levels one of the lowest M, with M from 2 to 5 for each image."""
+    """Draw levels as FedMatch's authors do: one of the lowest M of ten, with M from 2 to 5 for each image."""
     lowest = torch.randint(2, 6, (shape[0], 1), generator=rng)
     return (any_level(shape, rng) * lowest).floor() / 9
 
 
 @dataclass(frozen=True)
 class RandAugment:
-    """Some operations one after another, each drawn from all of them, with a random level."""
+    """Apply some operations one after another, each drawn from all `choices`, with a random level."""
 
     choices: tuple[Choice, ...]
     count: int
     level: Callable[[tuple[int, int], torch.Generator], Tensor] = any_level
-    chance: float = 1.0  # of each to be done
+    chance: float = 1.0  # that an operation is applied at all
     shared: bool = False  # one draw of operations for the whole batch
 
     @cached_property
     def operations(self) -> list[Operation]:
-        return [*(choice.operation for choice in self.choices), Filter(ops.same)]  # the last for those not done
+        return [*(choice.operation for choice in self.choices), Filter(ops.same)]  # the last if none is applied
 
     @cached_property
     def spans(self) -> Tensor:
@@ -242,7 +232,7 @@ BRIGHTNESS, CONTRAST, POSTERIZE = Tone(ops.brightness), Tone(ops.contrast), Tone
 SOLARIZE, AUTOCONTRAST, EQUALIZE = Tone(ops.solarize), Tone(ops.autocontrast), Tone(ops.equalize)
 SATURATION, SHARPNESS, SAME = Filter(ops.saturation), Filter(ops.sharpness), Filter(ops.same)
 
-FIXMATCH = (  # the operations and ranges of the paper's appendix, those of one kind together
+FIXMATCH = (  # the operations and ranges of the paper's appendix; neighbours of one kind are done together
     Choice(Move(ops.rotation), 0, 30, signed=True),
     Choice(Move(ops.shear_x), 0, 0.3, signed=True),
     Choice(Move(ops.shear_y), 0, 0.3, signed=True),
@@ -250,7 +240,7 @@ FIXMATCH = (  # the operations and ranges of the paper's appendix, those of one 
     Choice(Move(ops.translate_y), 0, 0.3, signed=True),
     Choice(BRIGHTNESS, 0.05, 0.9),
     Choice(CONTRAST, 0.05, 0.9),
-    Choice(POSTERIZE, 4, 5),  # 4 to 8 bits, of which 9 is never reached
+    Choice(POSTERIZE, 4, 5),  # 4 to 8 bits; 9 is never reached
     Choice(SOLARIZE, 0, 256),
     Choice(AUTOCONTRAST),
     Choice(EQUALIZE),
@@ -259,7 +249,7 @@ FIXMATCH = (  # the operations and ranges of the paper's appendix, those of one 
     Choice(SAME),
 )
 
-FEDMATCH = (  # the authors' code, but for the bicubic interpolation of its shears
+FEDMATCH = (  # the authors' code, except for the bicubic interpolation of its shears
     Choice(Move(ops.rotation, fill=128), 0, 360),
     Choice(Move(ops.shear_x), 0, 0.3, signed=True),
     Choice(Move(ops.shear_y), 0, 0.3, signed=True),
@@ -277,39 +267,40 @@ FEDMATCH = (  # the authors' code, but for the bicubic interpolation of its shea
 
 
 @dataclass(frozen=True)
-class Entry:
+class View:
     recipe: Recipe
     about: str
 
 
 CROP, MIRRORED_SHIFT = Crop(scale=1.25, flip=0.5), Crop(pad=0.125, reflect=True, flip=0.5)
 
-VIEWS: dict[str, Entry] = {
-    "none": Entry((), "the image as it is"),
-    "shift": Entry((Crop(pad=0.125),), "shifted by up to an eighth of its size, never mirrored: fit for digits"),
-    "flip-shift": Entry((Crop(pad=0.125, flip=0.5),), "mirrored half the time, and shifted by up to an eighth"),
-    "rscfed": Entry(
+VIEWS: dict[str, View] = {
+    "none": View((), "the image as it is"),
+    "shift": View((Crop(pad=0.125),), "shifted by up to an eighth of its size, never mirrored: right for digits"),
+    "flip-shift": View((Crop(pad=0.125, flip=0.5),), "mirrored half the time, and shifted by up to an eighth"),
+    "rscfed": View(
         (CROP,), "RSCFed, for both views: enlarged by 1.25 (32 to 40), cropped back, mirrored half the time"
     ),
-    "cbafed": Entry((CROP,), "CBAFed: as RSCFed"),
-    "cbafed-fashion": Entry((Crop(scale=1.125, flip=0.5),), "CBAFed on Fashion-MNIST: enlarged by 1.125 (32 to 36)"),
-    "isic": Entry((Crop(scale=240 / 224, flip=0.5),), "RSCFed and CBAFed on ISIC: enlarged from 224 to 240"),
-    "fedirm": Entry((Affine(10, 0.02, flip=0.5),), "FedIRM: turned by up to 10 degrees, shifted by 2 %, mirrored"),
-    "fixmatch-weak": Entry((MIRRORED_SHIFT,), "FixMatch: as flip-shift, with the image's own pixels outside of it"),
-    "fixmatch-strong": Entry(
+    "cbafed": View((CROP,), "CBAFed: as RSCFed"),
+    "cbafed-fashion": View((Crop(scale=1.125, flip=0.5),), "CBAFed on Fashion-MNIST: enlarged by 1.125 (32 to 36)"),
+    "isic": View((Crop(scale=240 / 224, flip=0.5),), "RSCFed and CBAFed on ISIC: enlarged from 224 to 240"),
+    "fedirm": View((Affine(10, 0.02, flip=0.5),), "FedIRM: turned by up to 10 degrees, shifted by 2 %, mirrored"),
+    "fixmatch-weak": View((MIRRORED_SHIFT,), "FixMatch: as flip-shift, but padded with the image's own pixels"),
+    "fixmatch-strong": View(
         (MIRRORED_SHIFT, RandAugment(FIXMATCH, 2, chance=0.5), Cutout()),
-        "FixMatch, its authors' code: its weak view, RandAugment with each operation done half the time, cutout",
+        "FixMatch, its authors' code: its weak view, RandAugment with each operation half the time, then cutout",
     ),
-    "randaugment": Entry(
-        (RandAugment(FIXMATCH, 2), Cutout()), "RandAugment as in FixMatch: 2 of 14 operations by any amount, cutout"
+    "randaugment": View(
+        (RandAugment(FIXMATCH, 2), Cutout()),
+        "RandAugment as in FixMatch: 2 of 14 operations by any amount, cutout",
     ),
-    "fedmatch": Entry(
+    "fedmatch": View(
         (RandAugment(FEDMATCH, 6, level=low_level),), "FedMatch, its authors' code: 6 of 13 operations by small amounts"
     ),
-    "kornia-like": Entry(
+    "kornia-like": View(
         (RandAugment(FIXMATCH, 2, shared=True),),
-        "another augmentation: RandAugment whose operations are drawn once for a whole batch, as Kornia does",
+        "RandAugment whose operations are drawn once for a whole batch, as Kornia does",
     ),
-    "jitter": Entry((CROP, Jitter(0.4)), "as rscfed, then brightness, contrast and saturation by 0.6 to 1.4"),
-    "noise": Entry((Crop(pad=0.125), Noise(0.1)), "shifted as weak views are, then Gaussian noise of 0.1"),
+    "jitter": View((CROP, Jitter(0.4)), "as rscfed, then brightness, contrast and saturation by 0.6 to 1.4"),
+    "noise": View((Crop(pad=0.125), Noise(0.1)), "shifted as weak views are, then Gaussian noise of 0.1"),
 }

@@ -1,4 +1,4 @@
-"""What a site would send, said before it takes part, from the types of a method's uploads: nothing is left out."""
+"""What the people at a site agree to: what a method would send, read from the types of its uploads."""
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -12,43 +12,62 @@ from fewlabel.core.described import leaves
 from fewlabel.core.metrics import MINIMUM, PER_CLASS, SITE_BINS
 from fewlabel.core.schema import comments
 from fewlabel.core.tasks import tasks
-from fewlabel.experiment import ROWS, Experiment, read_method
+from fewlabel.experiment import Experiment, method_named
 
 WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", bool: "yes or no", Tensor: "a tensor"}
 
-ALWAYS = """\
-Whatever the method, FewLabel itself sends:
-  info, when the site joins: its number, how many images it has with and without a label, how many to test on, and the
-    versions of Python, FewLabel, PyTorch and NumPy with the kind of CPU
-  pixels, once, where the federation's terms leave mean and std open: of each channel the sum of all pixels and of their
-    squares, and how many there are; they tell how bright this site's images are, and how that varies
-  evaluate, in measured rounds, where the site holds {minimum} images to test on or more: a confusion matrix, and of
-    each class how many scores fall into each of {bins} intervals; classes with fewer than {few} images are left out
-  statistics, where model.buffers = recomputed: BatchNorm's means and variances over all images of the site
-  instead of a reply: why an order is refused, or the name of the error that stopped it, without what it says
-Flower's own programs tell the server that the site is there, and an error of their own where they cannot go on.
-Nothing else leaves. `fewlabel audit` shows what did."""
+ALWAYS = f"""\
+With every method, FewLabel itself sends:
+  info, when your site joins: its number, how many images it has with a label, without one and to test on, the versions
+    of Python, FewLabel, PyTorch and NumPy, and the kind of CPU
+  pixels, once, if the federation has not fixed mean and std: for each channel the sum of all pixels, the sum of their
+    squares, and how many there are. They show how bright your images are, and how much that varies.
+  evaluate, in measured rounds, if your site has {MINIMUM} or more images to test on: a confusion matrix, and for each
+    class how many scores fall into each of {SITE_BINS} intervals. Classes with fewer than {PER_CLASS} are left out.
+  statistics, if model.buffers = recomputed: BatchNorm's means and variances over all of your images
+  a reason instead of a reply: why your site refuses an order, or which kind of error stopped it, without its text
+Flower's own programs tell the server that your site is there, and report their own errors.
+Nothing else leaves your site. `fewlabel audit` shows what has left."""
 
 
 def consent(method: str | Experiment, network: tree.Tree | None = None) -> str:
-    """What each task of a method sends up from a site, and what that can betray; with its bytes for a known network."""
-    if isinstance(method, str):
-        name, used = method, read_method(ROWS[method][0] if method in ROWS else method)
-    else:
-        name, used = method.name, method.method
+    """Describe what each task of a method sends from a site, and what that can reveal.
+
+    With a network, say also how many bytes it has.
+    """
+    name, used = (method, method_named(method)) if isinstance(method, str) else (method.name, method.method)
     size = "" if network is None else f", {len(wire.pack(network, tree.Tree)):,} bytes for this network"
-    lines = [f"What leaves a site that takes part in '{name}'."]
+    lines = [f"If you take part in '{name}', this leaves your site."]
     for task in tasks(type(used)).values():
         if "client" in task.places:
-            lines += [f"{task.name}, whenever the server asks for it:", *told(task.upload, "  ", size)]
-    about = leaves(used) or "The method does not say what this can betray; ask who wrote it."
-    always = ALWAYS.format(minimum=MINIMUM, bins=SITE_BINS, few=PER_CLASS)
-    return "\n".join([*lines, f"In its own words: {about}", always])
+            lines += [f"{task.name}, whenever the server asks for it:", *field_lines(task.upload, "  ", size)]
+    about = leaves(used) or "The method does not say what this can reveal; ask who wrote it."
+    return "\n".join([*lines, f"The method says about it: {about}", ALWAYS])
 
 
-def told(kind: Any, indent: str, size: str) -> Iterator[str]:
-    """A line for each field of an upload."""
-    inner, optional = opened(kind)
+def consent_to_all(federation: str) -> str:
+    """Describe what leaves a site of a federation that has not named its methods."""
+    from fewlabel.report.terminal import known
+
+    rows = [f"{row['name']}: {row['leaves']}" for row in known("methods") if "leaves" in row]
+    return "\n".join(
+        [f"'{federation}' names no method, so it may run any of these. What leaves your site:", *rows, ALWAYS]
+    )
+
+
+def consented(methods: str, experiment: Experiment) -> bool:
+    """Return True if an experiment's method sends what one of these methods sends. No methods stand for all."""
+
+    def sends(method: Any) -> tuple[type, str]:
+        return type(method), leaves(method)
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    return not names or sends(experiment.method) in {sends(method_named(name)) for name in names}
+
+
+def field_lines(kind: Any, indent: str, size: str) -> Iterator[str]:
+    """Return a line for each field of an upload."""
+    inner, optional = without_none(kind)
     if not (isinstance(inner, type) and is_dataclass(inner)):
         yield f"{indent}{words(kind)}"
         return
@@ -60,12 +79,12 @@ def told(kind: Any, indent: str, size: str) -> Iterator[str]:
         whole = size if hint == tree.Tree else ""
         about = f" ({beside[field.name]})" if field.name in beside else ""
         yield f"{indent}{field.name}: {words(hint)}{whole}{about}"
-        if is_dataclass(part := opened(hint)[0]):
-            yield from told(part, f"{indent}  ", size)
+        if is_dataclass(part := without_none(hint)[0]):
+            yield from field_lines(part, f"{indent}  ", size)
 
 
-def opened(kind: Any) -> tuple[Any, bool]:
-    """A type without its `| None`, and whether it had one."""
+def without_none(kind: Any) -> tuple[Any, bool]:
+    """Return a type without its `| None`, and whether it had one."""
     if get_origin(kind) in (Union, UnionType):
         inner = [part for part in get_args(kind) if part is not NoneType]
         return inner[0], True
@@ -73,11 +92,12 @@ def opened(kind: Any) -> tuple[Any, bool]:
 
 
 def words(kind: Any) -> str:
-    inner, optional = opened(kind)
+    """Return a type in words."""
+    inner, optional = without_none(kind)
     if optional:
         return f"{words(inner)}, or nothing"
     if inner == tree.Tree:
-        return "tensors by the names of the network's"
+        return "tensors with the names of the network's weights"
     parts = [part for part in get_args(inner) if part is not ...]
     if get_origin(inner) is tuple:
         return f"a list, each {words(parts[0])}" if get_args(inner)[1:] == (...,) else " and ".join(map(words, parts))

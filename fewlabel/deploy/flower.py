@@ -1,10 +1,10 @@
-"""Flower: how messages travel between a server and its sites. One ServerApp, one ClientApp, and nothing heavy.
+"""Flower's part: the ServerApp and the ClientApp that carry messages, and a SuperNode that fetches no code.
 
-Every message is one ConfigRecord. To a site: `order` (an `apart.Order`), `message` and perhaps `statistics`; back:
-`upload`, or nothing where a task has nothing to send, or why there is none: `refused`, `failed`. Flower starts a
-process for each message to a site, so PyTorch loads here only where that process does the work itself.
+Every message is one ConfigRecord. A site gets an `order` (`messages.Order`), a `message` and perhaps `statistics`. It
+sends an `upload`, or nothing if a task has nothing to send, or why there is no upload: `refused`, `failed`. Flower
+starts a process for each message to a site, so PyTorch must not load here unless that process does the work itself.
 
-Flower can carry code to sites. `python -m fewlabel.deploy.flower supernode` is Flower's SuperNode with that taken out.
+Flower can carry code to sites. `python -m fewlabel.deploy.flower supernode` is Flower's SuperNode without that.
 """
 
 import json
@@ -23,10 +23,10 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from fewlabel.core.errors import BadInput, FewLabelError
-from fewlabel.deploy import site_process
+from fewlabel.deploy.site_process import Parts, ask, attempt
 from fewlabel.engine.flower_messages import RECORD, answer, printable
 
-# What Flower carries to nodes in place of an app's code: a pointer to the FewLabel that is installed there.
+# Flower carries this to nodes instead of an app's code: it points to the FewLabel that is installed there.
 APP = """\
 [build-system]
 requires = ["hatchling"]
@@ -51,51 +51,24 @@ directory = ""
 """
 
 
-class Silent(FewLabelError):
-    """A reply that Flower made up, because there is none."""
-
-
 def write_app(folder: Path) -> Path:
-    """The app that `flwr run` submits; the same bytes from every installation of this version."""
+    """Write the app that `flwr run` submits. Every installation of this version writes the same bytes."""
     app = folder / "fewlabel-app"
     app.mkdir(parents=True, exist_ok=True)
-    (app / "pyproject.toml").write_bytes(pointer())
+    (app / "pyproject.toml").write_bytes(app_file())
     return app
 
 
-def pointer() -> bytes:
+def app_file() -> bytes:
     return APP.format(version=version("fewlabel")).encode()
 
 
 # The server
 
 
-def upload_of(reply: Message, limit: int) -> bytes | None:
-    """The bytes in a site's reply, whatever else it has put there."""
-    if reply.has_error():
-        if reply.error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
-            raise Silent("no reply came before the deadline")
-        raise Silent(f"Flower says: {printable(reply.error.reason or str(reply.error.code))}")
-    found = reply.content.get(RECORD)
-    if not isinstance(found, ConfigRecord):
-        raise BadInput("its reply is not one of fewlabel's")
-    if "refused" in found:
-        raise BadInput(f"it refused: {printable(str(found['refused']))}")
-    if "failed" in found:
-        raise BadInput(f"its task failed: {printable(str(found['failed']))}")
-    upload = found.get("upload")
-    if upload is None:
-        return None
-    if not isinstance(upload, bytes):
-        raise BadInput("its upload is refused: it is not bytes")
-    if len(upload) > limit:
-        raise BadInput(f"its upload is refused: it has {len(upload)} bytes, more than {limit}")
-    return upload
-
-
-def begin(grid: Grid, context: Context) -> None:
-    """Runs what lies in the directory that the run's configuration names."""
-    from fewlabel.deploy.nodes import serve
+def run_server(grid: Grid, context: Context) -> None:
+    """Play the rounds of the run in the directory that the run's configuration names."""
+    from fewlabel.deploy.server import serve
 
     def say(text: str) -> None:
         print(f"fewlabel: {text}", flush=True)
@@ -105,22 +78,25 @@ def begin(grid: Grid, context: Context) -> None:
 
 
 server_app = ServerApp()
-server_app.main()(begin)
+server_app.main()(run_server)
 
 
 # A site
 
 
 def respond(message: Message, context: Context) -> Message:
-    """A site's reply to any message; no error leaves it in any other way."""
-    try:
-        record = message.content.get(RECORD)
+    """Return a site's reply to any message. It comes from the site process, or from this one if there is none."""
+
+    def reply() -> Parts:
+        record, config = message.content.get(RECORD), context.node_config
         parts = dict(record) if isinstance(record, ConfigRecord) else {}
-        reply = site_process.reply(context.node_config, parts)
-    except Exception as error:
-        print(f"fewlabel: {type(error).__name__}: {error}", flush=True)  # for the site's own eyes
-        reply = {"failed": f"{type(error).__name__}, about which the site's own log says more"}
-    return answer(message, **reply)
+        if "socket" in config:
+            return ask(Path(str(config["socket"])), parts)
+        from fewlabel.deploy import site
+
+        return site.reply(config, parts)
+
+    return answer(message, **attempt(reply))
 
 
 client_app = ClientApp()
@@ -131,30 +107,30 @@ client_app.train()(respond)
 
 # A site's node
 
-LOOK = (0.2, 3.0)  # seconds between two looks for messages: at first, and at most
-FITTED = "1.41.0"  # the Flower whose inner parts `confine` knows
+POLL = (0.2, 3.0)  # seconds between two looks for messages: at first, and at most
+FLOWER = "1.41.0"  # the version whose inner parts `run_only_installed_code` changes
 
 
-class Foreign(FewLabelError):
+class ForeignCode(FewLabelError):
     """A run that would bring code to a site."""
 
 
 def supernode(arguments: list[str]) -> None:
-    """Flower's SuperNode, for the FewLabel that is installed here and no other code."""
-    confine()
-    hasten()
+    """Run Flower's SuperNode. It runs the FewLabel that is installed here, and no other code."""
+    run_only_installed_code()
+    poll_often()
     from flwr.supernode.cli import flower_supernode
 
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
-    os._exit(1)  # the SuperLink wants no more of it, and a thread of its own would keep it as it is
+    os._exit(1)  # the SuperLink has ended it, but one of its threads would keep this process alive
 
 
-def hasten() -> None:
-    """From now on a SuperNode in this process looks for messages often after the last one, and ever more seldom then.
+def poll_often() -> None:
+    """Have a SuperNode in this process look for messages often after the last one, and then less and less often.
 
-    Flower's own three seconds would be most of a short round.
+    Flower looks every three seconds, which would be most of a short round.
     """
     from flwr.supernode import start_client_internal as inner
 
@@ -163,34 +139,34 @@ def hasten() -> None:
     def wait(**more: Any) -> int:
         began = time.monotonic()
         while (run := pull(**more)) is None:
-            time.sleep(min(max(LOOK[0], (time.monotonic() - began) / 4), LOOK[1]))
+            time.sleep(min(max(POLL[0], (time.monotonic() - began) / 4), POLL[1]))
         return run
 
     vars(inner)["_pull_and_store_message"] = wait
 
 
-def confine() -> None:
-    """From now on a SuperNode in this process fetches no bundle.
+def run_only_installed_code() -> None:
+    """Keep a SuperNode in this process from fetching a bundle of code.
 
-    A run passes if it names the bundle that this FewLabel makes itself, and what the node hands to the processes that
-    it starts is the one made here. (Flower's own means, `--trusted-entities`, needs a SuperLink that passes signatures
-    on, and the open one does not.)
+    A run passes only if it names the bundle that this FewLabel makes itself. The node gives its own copy of that bundle
+    to the processes that it starts. (Flower's own `--trusted-entities` needs a SuperLink that passes signatures on, and
+    the open one does not.)
     """
-    if version("flwr") != FITTED:
-        raise BadInput(f"a site needs Flower {FITTED}, and this is {version('flwr')}; pip install 'flwr=={FITTED}'")
+    if version("flwr") != FLOWER:
+        raise BadInput(f"a site needs Flower {FLOWER}, and this is {version('flwr')}; pip install 'flwr=={FLOWER}'")
     from flwr.cli.build import build_fab_from_files
     from flwr.supercore.fab import Fab
     from flwr.supercore.run import Run
     from flwr.supernode import start_client_internal as inner
 
-    content, _ = build_fab_from_files({"pyproject.toml": pointer()})
+    content, _ = build_fab_from_files({"pyproject.toml": app_file()})
     here, own = version("fewlabel"), Fab(sha256(content).hexdigest(), content, {})
     pull = inner._pull_and_store_message
 
     def checked(run: Run) -> Run:
-        """A run of our own code, of which the server says no more than its number and its state."""
+        """Return a run with our own code. Of what the server says about it, only its number and its state are kept."""
         if run.fab_hash != own.hash_str:
-            raise Foreign(
+            raise ForeignCode(
                 f"refused run {run.run_id}, which brings bundle {printable(run.fab_hash)}: this site executes only "
                 f"{own.hash_str}, that of its own FewLabel {here}; the coordinator needs the same version"
             )
@@ -198,7 +174,7 @@ def confine() -> None:
         return replace(app, primary_task_type="flwr-serverapp")
 
     def pull_own(*, receive: Any, get_run: Any, get_fab: Any, **more: Any) -> int | None:
-        """Flower's step from a server's message to a task, in which it learns of a run and fetches its bundle."""
+        """Take Flower's step from a message to a task, in which it would learn of a run and fetch its bundle."""
         messages: list[Message] = []
 
         def kept() -> Any:
@@ -208,7 +184,7 @@ def confine() -> None:
 
         try:
             return pull(receive=kept, get_run=lambda run: checked(get_run(run)), get_fab=lambda *_: own, **more)
-        except Foreign as error:
+        except ForeignCode as error:
             print(f"fewlabel: {error}", file=sys.stderr, flush=True)
             reply = Message(Error(ErrorCode.INVALID_FAB, str(error)), reply_to=messages[0])
             inner._insert_message(reply, more["state"], more["object_store"])

@@ -1,13 +1,14 @@
-"""The one port of a federation that others can reach: it passes Flower's nodes and nobody else.
+"""The gateway: the one port of a federation that others can reach. It lets Flower's nodes pass and nobody else.
 
-Flower's SuperLink serves nodes, whoever submits runs or registers keys, and its own processes on one port, and asks
-only the nodes who they are. So it listens on its own machine alone, and this stands before it. What passes is a new
-request, made of a method and a path that are byte for byte one of `PATHS`, the headers of `HEADERS`, and a body.
-Two of the nodes' own calls do not pass, because FewLabel's nodes do without: those by which a node registers itself,
-and the one that fetches code. A node takes 401 and 403 for orders of its SuperLink, so what is refused is not found.
+Flower's SuperLink has one port for three kinds of callers: nodes, whoever submits runs or registers keys, and its own
+processes. It asks only the nodes who they are. So the SuperLink listens on its own machine alone, and the gateway
+stands before it. The gateway makes a new request out of each one that passes: a method and a path that are byte for
+byte one of `PATHS`, the headers of `HEADERS`, and a body. FewLabel's nodes do without two of the nodes' calls, so those
+do not pass: the one by which a node registers itself, and the one that fetches code. A node takes 401 and 403 for
+orders of its SuperLink, so what is refused is answered as not found.
 
-The SuperLink reads a call before it asks who makes it, so that is asked here first: a call's head bears a key of the
-federation's members and its signature of the time, or nothing of its body is passed on.
+The SuperLink reads a whole call before it asks who makes it. So the gateway asks first: it passes nothing of a body on
+unless the call's head has the key of a member and its signature of the time.
 """
 
 import argparse
@@ -30,7 +31,8 @@ import h11
 import httpx
 
 from fewlabel.core.errors import BadInput, FewLabelError, StorageError
-from fewlabel.deploy.keys import Roll
+from fewlabel.deploy.keys import host_and_port
+from fewlabel.deploy.members import Roll
 
 PATHS = frozenset(
     b"/v1/fleet/" + name
@@ -63,28 +65,28 @@ ANSWERED = frozenset({b"content-type", b"content-length", b"flwr-version-incompa
 
 MAX_HEAD = 16 << 10  # bytes
 MAX_BODY = 2 << 30  # bytes, which is as much as Flower can put into a message's part
-MAX_CALL = 4 << 20  # bytes of what carries no message
+MAX_CALL = 4 << 20  # bytes of a call that carries no message
 LARGE = frozenset({b"/v1/fleet/push-messages", b"/v1/fleet/push-object"})
-CHUNK = 256 << 10  # bytes that are read at a time
+CHUNK = 256 << 10  # bytes that are read at once
 CONNECTIONS = 400  # at a time, from before TLS until all is closed; each takes two of the process's files
 EACH = 50  # connections of one member, or of one address that has not shown a member's key yet
 UNDER_WAY = 4 * MAX_BODY  # bytes of large calls at a time, which the SuperLink keeps in memory; of a member, MAX_BODY
 FIRST = 5.0  # seconds for TLS, for the first head of a connection, and for its end
 SECONDS = 60.0  # without a complete request, or without any progress of one
-RATE = 50_000  # bytes a second below which a transfer is given up
-QUIET = 1.0  # seconds after a line of the log in which there is no other, or strangers could fill the disk
+RATE = 50_000  # bytes a second; slower transfers are given up
+QUIET = 1.0  # seconds between two lines of the log, or strangers could fill the disk
 
 
 class Refusal(Exception):
-    """A request that does not pass, with its status."""
+    """A request that does not pass, and the status that it is answered with."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status = status
 
 
-def permitted(request: h11.Request) -> int:
-    """The length of the body of a request that may pass."""
+def check_head(request: h11.Request) -> int:
+    """Refuse a request that may not pass. Return the length of its body."""
     given = [(name, value) for name, value in request.headers if name in HEADERS]
     others = {name: value for name, value in request.headers if name not in HEADERS}
     if request.method != b"POST" or request.target not in PATHS:
@@ -95,7 +97,7 @@ def permitted(request: h11.Request) -> int:
         raise Refusal(400, "has a header twice")
     if b"content-length" not in others:
         raise Refusal(411, "does not tell its length")
-    length = int(others[b"content-length"])  # of which h11 has seen that it is one number
+    length = int(others[b"content-length"])  # h11 has made sure that it is one number
     most = MAX_BODY if request.target in LARGE else MAX_CALL
     if length > most:
         raise Refusal(413, f"has {length} bytes, more than {most}")
@@ -104,17 +106,17 @@ def permitted(request: h11.Request) -> int:
 
 @dataclass
 class Caller:
-    """A connection from outside, one request after the other."""
+    """A connection from outside, with one request after the other."""
 
     transport: asyncio.Transport
-    peer: str  # its address, and as soon as it is known the member
+    peer: str  # its address, or the member as soon as that is known
     limit: asyncio.Timeout | None = None
     http: h11.Connection = field(default_factory=lambda: h11.Connection(h11.SERVER, MAX_HEAD))
     reader: asyncio.StreamReader = field(init=False)
     writer: asyncio.StreamWriter = field(init=False)
 
     async def secure(self, context: ssl.SSLContext) -> None:
-        """Begins TLS."""
+        """Begin TLS."""
         loop = asyncio.get_running_loop()
         self.reader = asyncio.StreamReader(CHUNK, loop)
         protocol = asyncio.StreamReaderProtocol(self.reader, loop=loop)
@@ -130,7 +132,7 @@ class Caller:
     async def event(self) -> h11.Event:
         while (event := self.http.next_event()) is h11.NEED_DATA:
             self.http.receive_data(await self.reader.read(CHUNK))
-        if isinstance(event, type):  # paused: it speaks out of turn, or wants to speak something else
+        if isinstance(event, type):  # paused: it speaks out of turn, or wants to speak another protocol
             raise h11.RemoteProtocolError("is not HTTP/1.1 of a node")
         return event
 
@@ -147,44 +149,44 @@ class Caller:
         await self.writer.drain()
 
     def progress(self, size: int = 0) -> None:
-        """So many bytes have passed, which gives the next ones their time; by default, a whole head."""
+        """Give a connection more time: for bytes that have passed, or by default for a whole head."""
         if self.limit is not None:
             now = asyncio.get_running_loop().time()
             before = self.limit.when() or now
             self.limit.reschedule(min(before + size / RATE, now + SECONDS) if size else now + SECONDS)
 
     async def refuse(self, status: int, why: str) -> None:
-        """Says why, in the form in which nodes show it."""
+        """Answer why, in the form in which nodes show it."""
         if self.http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            said = json.dumps({"code": status, "detail": why}).encode()
-            headers = [("content-length", str(len(said))), ("connection", "close")]
+            body = json.dumps({"code": status, "detail": why}).encode()
+            headers = [("content-length", str(len(body))), ("connection", "close")]
             answer = h11.Response(status_code=status, headers=headers)
-            await self.send(answer, h11.Data(data=said), h11.EndOfMessage())
+            await self.send(answer, h11.Data(data=body), h11.EndOfMessage())
 
 
 @dataclass
 class Log:
-    """Tells what went wrong, and of what came too soon after it how often."""
+    """Prints what went wrong, at most one line in `QUIET` seconds, and counts the lines that it leaves out."""
 
-    told: float = -math.inf
-    untold: int = 0
+    last: float = -math.inf  # when a line was printed
+    left_out: int = 0
 
     def __call__(self, line: str) -> None:
         now = asyncio.get_running_loop().time()
-        if now < self.told + QUIET:
-            self.untold += 1
+        if now < self.last + QUIET:
+            self.left_out += 1
             return
-        others = f"; before it, {self.untold} lines were left out" if self.untold else ""
+        others = f"; before it, {self.left_out} lines were left out" if self.left_out else ""
         print(f"fewlabel: {line}{others}", flush=True)
-        self.told, self.untold = now, 0
+        self.last, self.left_out = now, 0
 
     def error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self(f"{context['message']}: {context.get('exception')!r}")
 
 
 @dataclass
-class Front:
-    """Passes the calls of nodes to the SuperLink at `to`."""
+class Gateway:
+    """Passes the calls of nodes on to the SuperLink at `to`."""
 
     to: str
     client: httpx.AsyncClient
@@ -195,28 +197,28 @@ class Front:
     under_way: Counter[str] = field(default_factory=Counter)  # bytes by peer
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def arrive(self, transport: asyncio.Transport) -> None:
-        """Counts a connection before a byte of it is read, and has it served or ends it."""
+    def accept(self, transport: asyncio.Transport) -> None:
+        """Count a connection before a byte of it is read. Serve it, or end it if there are too many."""
         host, *_ = transport.get_extra_info("peername") or ("",)
         if self.callers.total() == CONNECTIONS or self.callers[host] == EACH:
             transport.abort()
             return
-        transport.pause_reading()  # or what belongs to TLS would be read before it begins
+        transport.pause_reading()  # or bytes of TLS would be read before TLS begins
         self.callers[host] += 1
         caller = Caller(transport, host)
-        self.tasks.add(task := asyncio.create_task(self.converse(caller)))
-        task.add_done_callback(lambda task: self.leave(task, caller))
+        self.tasks.add(task := asyncio.create_task(self.serve_connection(caller)))
+        task.add_done_callback(lambda task: self.forget(task, caller))
 
-    def leave(self, task: asyncio.Task[None], caller: Caller) -> None:
+    def forget(self, task: asyncio.Task[None], caller: Caller) -> None:
         self.tasks.discard(task)
         self.callers = self.callers - Counter([caller.peer])
 
-    async def converse(self, caller: Caller) -> None:
+    async def serve_connection(self, caller: Caller) -> None:
         with suppress(OSError):  # it is gone, or speaks no TLS
             await caller.secure(self.outside)
             try:
                 seconds = FIRST
-                while await self.request(caller, seconds):
+                while await self.serve_request(caller, seconds):
                     seconds = SECONDS
             except (OSError, TimeoutError, h11.ProtocolError):  # it is gone, too slow, or was cut off within an answer
                 pass
@@ -227,8 +229,8 @@ class Front:
                     caller.writer.close()
             await caller.writer.wait_closed()
 
-    async def request(self, caller: Caller, seconds: float) -> bool:
-        """Passes one request whose head comes in time, or says why not; whether another may follow."""
+    async def serve_request(self, caller: Caller, seconds: float) -> bool:
+        """Pass one request on, or answer why not. Return True if another may follow on this connection."""
         what = "what came"
         try:
             async with asyncio.timeout(seconds) as caller.limit:
@@ -236,9 +238,9 @@ class Front:
                 if not isinstance(head, h11.Request):
                     return False
                 what = f"{head.method.decode('ascii', 'replace')} {head.target.decode('ascii', 'replace')[:200]!r}"
-                length = permitted(head)
-                await self.meet(caller, head, length)
-                with self.held(caller.peer, length):
+                length = check_head(head)
+                await self.identify(caller, head, length)
+                with self.counted(caller.peer, length):
                     await self.forward(caller, head, length)
                 if caller.http.our_state is h11.MUST_CLOSE:
                     return False
@@ -255,15 +257,15 @@ class Front:
             await caller.refuse(status, why)
         return False
 
-    async def meet(self, caller: Caller, head: h11.Request, length: int) -> None:
-        """Learns from a call's head which member makes it."""
+    async def identify(self, caller: Caller, head: h11.Request, length: int) -> None:
+        """Find out from a call's head which member makes it."""
         given = dict(head.headers)
         try:
             member = self.roll.signer(*(given.get(name, b"") for name in SIGNED))
         except StorageError as error:
             raise Refusal(503, str(error)) from None
         except BadInput as error:
-            if length <= CHUNK:  # or the connection would be reset before its node has heard why
+            if length <= CHUNK:  # if it were not read, the connection would be reset before the node learns why
                 async for _ in caller.body():
                     pass
             raise Refusal(412, str(error)) from None
@@ -274,8 +276,8 @@ class Front:
             caller.peer = peer
 
     @contextmanager
-    def held(self, peer: str, length: int) -> Iterator[None]:
-        """While a large call is under way; if too many bytes are, it is not, and nodes try again after 503."""
+    def counted(self, peer: str, length: int) -> Iterator[None]:
+        """Count the bytes of a large call while it is under way. Refuse it if there are too many; nodes try again."""
         if length > CHUNK:
             if self.under_way[peer] + length > MAX_BODY or self.under_way.total() + length > UNDER_WAY:
                 raise Refusal(503, f"has {length} bytes, beside too many that are under way")
@@ -300,19 +302,19 @@ class Front:
         await caller.send(h11.EndOfMessage())
 
 
-class Door(asyncio.Protocol):
-    """Where connections arrive."""
+class Listener(asyncio.Protocol):
+    """Hands new connections to the gateway."""
 
-    def __init__(self, front: Front) -> None:
-        self.front = front
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self.front.arrive(transport)
+        self.gateway.accept(transport)
 
 
 async def serve(listen: str, to: str, roll: Roll, outside: ssl.SSLContext, inside: ssl.SSLContext) -> None:
-    """Passes nodes on until the process is told to end."""
+    """Pass nodes on until the process is told to end."""
     stop, loop, log = asyncio.Event(), asyncio.get_running_loop(), Log()
     loop.set_exception_handler(log.error)
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -327,39 +329,32 @@ async def serve(listen: str, to: str, roll: Roll, outside: ssl.SSLContext, insid
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # or one caller's would go out with another's call
     )
     async with client:
-        front = Front(f"https://{to}", client, roll, outside, log)
-        server = await loop.create_server(lambda: Door(front), *address(listen))
+        gateway = Gateway(f"https://{to}", client, roll, outside, log)
+        server = await loop.create_server(lambda: Listener(gateway), *host_and_port(listen))
         print(f"fewlabel: nodes reach the SuperLink at {to} by {listen}", flush=True)
         await stop.wait()
         server.close()
-        for task in (ending := list(front.tasks)):
+        for task in (ending := list(gateway.tasks)):
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
-
-
-def address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise BadInput(f"'{text}' is no address; write HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m fewlabel.deploy.gateway", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="where nodes come from outside")
+    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="where nodes from outside connect")
     parser.add_argument("--to", required=True, metavar="127.0.0.1:PORT", help="where the SuperLink listens")
-    parser.add_argument("--certificate", required=True, help="PEM file that nodes are shown")
+    parser.add_argument("--certificate", required=True, help="PEM file that is shown to nodes")
     parser.add_argument("--key", required=True, help="PEM file with its private key")
     parser.add_argument("--ca", required=True, help="PEM file of the authority that signed the SuperLink's certificate")
-    parser.add_argument("--members", required=True, metavar="DIR", help="directory of the federation")
+    parser.add_argument("--members", required=True, metavar="DIR", help="folder of the federation")
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # some systems name a limit that they do not grant
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        address(given.to)
+        host_and_port(given.to)
         roll = Roll(Path(given.members))
         outside = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:

@@ -1,10 +1,9 @@
-"""Programs that this one starts and ends: each bears a mark in its environment, so that no helper of theirs is left.
+"""Programs that we start and end. Each has a mark in its environment, so that none of its helpers is left behind.
 
-Flower's programs start programs of their own, some of which outlive their parents. What is ended here is whatever
-bears the mark of a folder, and nothing else: a number in a file may long be another's process.
+Flower's programs start programs of their own, and some of those outlive their parents. We end whatever has the mark of
+a folder, and nothing else: a process number in a file may long belong to another process.
 """
 
-import fcntl
 import os
 import re
 import shlex
@@ -19,13 +18,16 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from fewlabel.core import storage
 from fewlabel.core.errors import BadInput, RunFailed
 
 MARK = "FEWLABEL_PART_OF"
+LOCK = ".running"  # held by whoever starts a folder's programs, with the number of its process
 BIN = Path(sys.executable).parent
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 BOX = re.compile("[\u2500-\u257f]+")  # what Flower's commands draw around their errors
 LEVEL = re.compile(r"^(?=(?:DEBUG|INFO|WARNING|ERROR)\b)", re.M)  # where one of Flower's messages begins
+ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 def need_flower() -> None:
@@ -34,7 +36,7 @@ def need_flower() -> None:
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """What Flower's programs need, beside what is there: a home of their own, and no word to anybody else."""
+    """Return what Flower's programs need in their environment: a home of their own, and no telemetry."""
     need_flower()
     paths = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return {
@@ -42,7 +44,7 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
-        # Methods, networks and data of one's own lie there, as for any command.
+        # Your own methods, networks and data are found in the working directory, as by any command.
         "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")])),
         **({} if str(BIN) in paths else {"PATH": os.pathsep.join([str(BIN), *paths])}),
     }
@@ -50,18 +52,18 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 @dataclass
 class Programs:
-    """The programs of a folder, which also holds their logs."""
+    """The programs of a folder. Their logs are in it, too."""
 
     folder: Path  # absolute
     environment: Mapping[str, str]
     started: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
-    begun: dict[str, int] = field(default_factory=dict)  # bytes that their logs had then
+    log_starts: dict[str, int] = field(default_factory=dict)  # bytes that each log had when its program was started
 
     def start(self, name: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
-        """Starts a program in a group of its own, so that a Ctrl-C is this program's alone to answer."""
+        """Start a program in a group of its own, so that a Ctrl-C reaches only us."""
         with self.log(name).open("ab") as log:
             environment = {**os.environ, **self.environment, MARK: str(self.folder)}
-            self.begun[name] = log.tell()
+            self.log_starts[name] = log.tell()
             self.started[name] = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -73,34 +75,39 @@ class Programs:
             )
         return self.started[name]
 
+    def shown(self, commands: Mapping[str, Sequence[str]]) -> str:
+        """Return commands as you would type them, one in a line."""
+        before = ["env", *(f"{name}={value}" for name, value in self.environment.items())]
+        return "\n".join(shlex.join([*before, *command]) for command in commands.values())
+
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
-    def said(self, name: str) -> str:
-        """What one of them has said since it was started."""
-        return read_from(self.log(name), self.begun.get(name, 0))
+    def output(self, name: str) -> str:
+        """Return what a program has printed since it was started."""
+        return read_from(self.log(name), self.log_starts.get(name, 0))
 
-    def verdict(self, name: str) -> str:
-        """Its last error since then, or the last that it said."""
-        return f"{last_word(self.said(name))} (all of it: {self.log(name)})"
+    def last_error(self, name: str) -> str:
+        """Return the last error that a program has printed since it was started, or its last line."""
+        return f"{last_error(self.output(name))} (all of it: {self.log(name)})"
 
     def wait_for(self, name: str, host: str, port: int, patience: float = 120) -> None:
-        """Until one of them listens."""
+        """Wait until a program listens."""
         until = time.monotonic() + patience
         while self.started[name].poll() is None and time.monotonic() < until:
             with suppress(OSError):
                 return socket.create_connection((host, port), 1).close()
             time.sleep(0.1)
-        raise RunFailed(f"{name} does not listen at {host}:{port}: {self.verdict(name)}")
+        raise RunFailed(f"{name} does not listen at {host}:{port}: {self.last_error(name)}")
 
-    def ended(self) -> str | None:
-        """The first that is not there any more."""
+    def first_ended(self) -> str | None:
+        """Return the name of a program that has ended, if there is one."""
         return next((name for name, process in self.started.items() if process.poll() is not None), None)
 
     @contextmanager
-    def all_ended(self) -> Iterator[None]:
-        """What a former one left is ended now, and what is started here is ended with this block."""
-        with held(self.folder):
+    def cleaned_up(self) -> Iterator[None]:
+        """End what an earlier command left behind, and at the end of the block what was started in it."""
+        with in_use(self.folder):
             end(self.folder)
             try:
                 yield
@@ -111,12 +118,9 @@ class Programs:
                     signal.signal(number, handler)
 
 
-ENDS = (signal.SIGINT, signal.SIGTERM)
-
-
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM is answered as Ctrl-C is."""
+    """Treat SIGTERM like Ctrl-C."""
 
     def leave(*_: object) -> None:
         raise KeyboardInterrupt
@@ -130,7 +134,7 @@ def interruptible() -> Iterator[None]:
 
 
 def marked(folder: Path, using: Path | None = None) -> list[int]:
-    """The processes that bear the mark of a folder; or those of them that have a file open."""
+    """List the processes that have the mark of a folder, or those of them that have a file open."""
     wanted, found = f"{MARK}={folder}".encode(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -143,7 +147,7 @@ def marked(folder: Path, using: Path | None = None) -> list[int]:
 
 
 def uses(number: int, file: Path) -> bool:
-    """Whether a process of this machine has a file open."""
+    """Return True if a process of this machine has a file open."""
     with suppress(OSError):  # somebody else's, or gone
         for link in Path(f"/proc/{number}/fd").iterdir():
             with suppress(OSError):  # closed since
@@ -158,7 +162,7 @@ def end(
     using: Path | None = None,
     patience: float = 10,
 ) -> None:
-    """Ends them: they are asked first."""
+    """End the processes that `marked` lists. They are asked first, and killed if they do not listen."""
     children = list(children)
     for how, until in ((signal.SIGTERM, time.monotonic() + patience), (signal.SIGKILL, float("inf"))):
         asked: set[int] = set()
@@ -175,13 +179,11 @@ def end(
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Whoever starts a folder's programs holds it, and its number is in the file for as long."""
-    with (folder / ".running").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BadInput(f"{folder} is in use already, by process {holder(folder)}") from None
+def in_use(folder: Path) -> Iterator[None]:
+    """Keep other commands from starting a folder's programs. Meanwhile our process number is in its lock file."""
+    with (folder / LOCK).open("a+") as file:
+        if not storage.lock(file, wait=False):
+            raise BadInput(f"{folder} is in use already, by process {process_using(folder)}")
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -189,52 +191,48 @@ def held(folder: Path) -> Iterator[None]:
         file.truncate(0)
 
 
-def holder(folder: Path) -> int | None:
-    """The process that holds a folder."""
-    try:
-        with (folder / ".running").open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return int(file.read() or 0) or None
-    except FileNotFoundError:
-        pass
+def process_using(folder: Path) -> int | None:
+    """Return the number of the process that uses a folder, if there is one."""
+    with suppress(FileNotFoundError), (folder / LOCK).open() as file:
+        if storage.is_locked(file):
+            return int(file.read() or 0) or None
     return None
 
 
 def stop(folder: Path, patience: float = 30) -> bool:
-    """Ends what runs for a folder, whoever started it; whether there was something."""
+    """End what runs for a folder, whoever started it. Return True if there was something."""
     found = bool(marked(folder))
-    if (number := holder(folder)) is not None:
+    if (number := process_using(folder)) is not None:
         found, until = True, time.monotonic() + patience
-        ask(folder, number, signal.SIGTERM)
-        while holder(folder) == number:
+        signal_process_using(folder, number, signal.SIGTERM)
+        while process_using(folder) == number:
             if time.monotonic() > until:
-                ask(folder, number, signal.SIGKILL)
+                signal_process_using(folder, number, signal.SIGKILL)
             time.sleep(0.05)
     end(folder)
     return found
 
 
-def ask(folder: Path, number: int, how: signal.Signals) -> None:
-    """Signals who holds a folder: in a container, or on another machine, its number is another process here."""
-    if uses(number, folder / ".running"):
+def signal_process_using(folder: Path, number: int, how: signal.Signals) -> None:
+    """Signal the process that uses a folder. One in a container or on another machine has another number here."""
+    if uses(number, folder / LOCK):
         with suppress(ProcessLookupError):
             os.kill(number, how)
         return
-    time.sleep(0.2)  # one that ends has closed the file a moment before others see it
-    if holder(folder) == number:
+    time.sleep(0.2)  # a process that ends closes the file a moment before others see it
+    if process_using(folder) == number:
         raise BadInput(
-            f"{folder} is held by a process that is not on this machine, or is another user's; end it from there"
+            f"{folder} is in use by a process that is not on this machine, or is another user's; end it from there"
         )
 
 
 def refuse_taken(host: str, port: int) -> None:
+    """Refuse an address at which we cannot listen."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         why = error.strerror or error
-        raise BadInput(f"{host}:{port} is no place to listen at: {why}; --listen is another one") from None
+        raise BadInput(f"nothing can listen at {host}:{port}: {why}; --listen sets another address") from None
 
 
 def free_port() -> int:
@@ -243,7 +241,7 @@ def free_port() -> int:
 
 
 def read_from(log: Path, start: int) -> str:
-    """What was written to a log behind so many bytes, as plain text."""
+    """Read a log from a byte on, as plain text."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -251,14 +249,9 @@ def read_from(log: Path, start: int) -> str:
         return COLOUR.sub("", file.read().decode(errors="replace"))
 
 
-def last_word(text: str) -> str:
-    """The last error in what a program said, or else its last line, short enough for a sentence."""
-    errors = [part for part in LEVEL.split(text) if part.startswith("ERROR")]
-    last = errors[-1].partition("\n\n")[0] if errors else BOX.sub("", text).strip().rpartition("\n")[2]
+def last_error(output: str) -> str:
+    """Return the last error in a program's output, or else its last line, short enough for a sentence."""
+    errors = [part for part in LEVEL.split(output) if part.startswith("ERROR")]
+    last = errors[-1].partition("\n\n")[0] if errors else BOX.sub("", output).strip().rpartition("\n")[2]
     words = " ".join("".join(letter if letter.isprintable() else " " for letter in last).split())
-    return words.removeprefix("ERROR").lstrip(" :")[:300] or "it said nothing"
-
-
-def shown(environment: Mapping[str, str], command: Sequence[str]) -> str:
-    """A command as one would type it."""
-    return shlex.join(["env", *(f"{name}={value}" for name, value in environment.items()), *command])
+    return words.removeprefix("ERROR").lstrip(" :")[:300] or "it printed nothing"

@@ -1,12 +1,11 @@
-"""A site's own account of all that came and all that left, each line chained to the one before by its hash.
+"""A site's own log of all that came and all that left. Each line is chained to the one before by its hash.
 
-A line is on the disk before what it tells of leaves the site. Who changes, removes, inserts or moves a line breaks the
-chain there. Who cuts lines off at the end leaves a chain that is whole but ends too early: that shows to whoever noted
-the hash of a later line, the head. Who writes the whole log anew leaves a whole one, too, and it shows in the same way,
-so a head belongs into other hands than the log.
+A line is on the disk before the reply that it describes leaves the site. Whoever changes, removes, inserts or moves a
+line breaks the chain there. Whoever cuts lines off at the end, or writes the whole log anew, leaves a chain without a
+break. That can only be noticed by someone who has noted the hash of a later line, the head. So keep heads away from
+the log.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from fewlabel.core import storage
 from fewlabel.core.errors import BadInput, StorageError
 
 FILE = "audit.jsonl"
@@ -38,7 +38,7 @@ class Entry:
     bytes: int
     sha256: str  # of the payload
     previous: str  # hash of the line before
-    hash: str  # of all this but itself
+    hash: str  # of all other fields
 
     @property
     def sound(self) -> bool:
@@ -50,7 +50,7 @@ def hashed(line: dict[str, Any]) -> str:
 
 
 def note(folder: Path, direction: str, payload: Sequence[bytes], run: str, round: int, task: str) -> None:
-    """Appends a line about a payload, which may come in parts; when this returns, the line outlives a power cut."""
+    """Append a line about a payload, which may come in parts. When this returns, the line survives a power cut."""
     digest = hashlib.sha256()
     for part in payload:
         digest.update(part)
@@ -59,8 +59,8 @@ def note(folder: Path, direction: str, payload: Sequence[bytes], run: str, round
         folder.mkdir(parents=True, exist_ok=True)
         new = not path.exists()
         with path.open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # given up when the file is closed
-            last = whole_end(file, path)
+            storage.lock(file)
+            last = last_whole_line(file, path)
             line = {
                 "number": last.number + 1 if last else 1,
                 "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -77,7 +77,7 @@ def note(folder: Path, direction: str, payload: Sequence[bytes], run: str, round
             os.fsync(file.fileno())
         if new:
             handle = os.open(folder, os.O_RDONLY)
-            os.fsync(handle)  # or the file itself might not outlive it
+            os.fsync(handle)  # or the file itself might not survive
             os.close(handle)
     except OSError as error:
         raise StorageError(
@@ -85,8 +85,8 @@ def note(folder: Path, direction: str, payload: Sequence[bytes], run: str, round
         ) from None
 
 
-def whole_end(file: IO[bytes], path: Path) -> Entry | None:
-    """The last whole line. What a kill left behind it is dropped: the reply that it was about has not left."""
+def last_whole_line(file: IO[bytes], path: Path) -> Entry | None:
+    """Return the last whole line. Drop a half-written one behind it: the reply that it describes has not left."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - TAIL))
     tail = file.read()
@@ -98,12 +98,12 @@ def whole_end(file: IO[bytes], path: Path) -> Entry | None:
         return None
     entry = entry_of(lines[-1])
     if entry is None:
-        raise StorageError(f"the last line of {path} is damaged; look into it by `fewlabel audit`, and move it away")
+        raise StorageError(f"the last line of {path} is damaged; look into it with `fewlabel audit`, and move it away")
     return entry
 
 
 def entry_of(line: bytes) -> Entry | None:
-    """A line as it is read; None if it is not to the byte what `note` would write."""
+    """Read a line. Return None if it is not, to the byte, what `note` would write."""
     try:
         entry = Entry(**json.loads(line))
     except (ValueError, TypeError):
@@ -115,18 +115,18 @@ def entry_of(line: bytes) -> Entry | None:
 
 @dataclass(frozen=True)
 class Account:
-    """A log as it was found."""
+    """What a log says, and what is wrong with it."""
 
     entries: tuple[Entry, ...]
-    faults: tuple[str, ...]  # what is wrong, each with the number of its line
-    torn: bool  # whether the last line was half written when its process was killed
+    faults: tuple[str, ...]  # each with the number of its line
+    torn: bool  # True if the last line is half written, as a kill leaves it
 
     @property
     def head(self) -> str:
         return self.entries[-1].hash if self.entries else START
 
     def totals(self) -> dict[str, dict[str, int]]:
-        """By task how many messages came and replies left, and their bytes."""
+        """Count by task the messages that came and the replies that left, and their bytes."""
         found: dict[str, dict[str, int]] = {}
         for entry in self.entries:
             row = found.setdefault(entry.task, {"in": 0, "bytes_in": 0, "out": 0, "bytes_out": 0})
@@ -135,17 +135,17 @@ class Account:
         return found
 
     def line_of(self, head: str) -> int:
-        """The number of the line that had this hash, or one that begins so, when somebody noted it."""
+        """Return the number of the line with this hash, or with one that begins like this."""
         if not re.fullmatch(r"[0-9a-f]{8,64}", head):
-            raise BadInput(f"'{head}' is no head: that is 64 hexadecimal digits, of which the first eight will do")
+            raise BadInput(f"'{head}' is no head: a head is 64 hexadecimal digits, and the first eight are enough")
         for entry in self.entries:
             if entry.hash.startswith(head):
                 return entry.number
-        raise StorageError(f"no line has the hash {head}: the log was cut off or written anew since that was noted")
+        raise StorageError(f"no line has the hash {head}: the log was cut off or written anew since you noted it")
 
 
 def verify(path: Path) -> Account:
-    """Reads a log, and finds each place where the chain is broken."""
+    """Read a log, and find each place where the chain is broken."""
     try:
         *lines, rest = path.read_bytes().split(b"\n")
     except OSError as error:

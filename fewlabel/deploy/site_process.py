@@ -1,55 +1,70 @@
-"""A site's resident: one process that keeps PyTorch at hand, and does what Flower's process for a message passes on.
+"""A site's own process: it keeps PyTorch loaded, and Flower's short-lived processes pass messages on to it.
 
-They talk by a Unix socket in a directory of the site's own. What goes through it are names and bytes, never objects.
+They talk through a Unix socket in the site's folder. Only names and bytes go through it, never objects.
 """
 
 import json
 import os
-from collections.abc import Mapping
+import sys
+import traceback
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
+from fewlabel.core.errors import FewLabelError
 
-def reply(config: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a site's reply, from its resident where the site's configuration names one, or from this process."""
-    if "resident" in config:
-        try:
-            with Client(str(config["resident"]), "AF_UNIX") as connection:
-                put(connection, parts)
-                return get(connection)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return {"failed": "its resident is not there; start it again at the site"}
-        except (OSError, EOFError):
-            return {"failed": "its resident ended before it had answered; start it again at the site"}
-    from fewlabel.deploy import site as apart
-
-    return apart.reply(config, parts)
+Parts = dict[str, Any]  # of a message or a reply: bytes or texts by name
 
 
-def reside(config: Mapping[str, Any], socket: Path) -> None:
-    """Answers one message after the other, until the process is ended."""
-    from fewlabel.deploy import site as apart
+def attempt(work: Callable[[], Parts]) -> Parts:
+    """Return the reply that `work` makes. If it raises, return one that says which kind of error it was.
 
+    This is the only place where an error at a site becomes a reply. The text of an error may show data or paths, so it
+    goes to the site's own log and does not leave.
+    """
+    try:
+        return work()
+    except Exception as error:
+        if isinstance(error, FewLabelError):
+            print(f"fewlabel: {error}", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exception(error, file=sys.stderr)
+        return {"failed": f"{type(error).__name__}; the site's own log says more"}
+
+
+def ask(socket: Path, parts: Mapping[str, Any]) -> Parts:
+    """Pass a message on to the site process that listens at a socket, and return its reply."""
+    try:
+        with Client(str(socket), "AF_UNIX") as connection:
+            send(connection, parts)
+            return receive(connection)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return {"failed": "its site process does not run; start it again at the site"}
+    except (OSError, EOFError):
+        return {"failed": "its site process ended before it had answered; start it again at the site"}
+
+
+def serve(reply: Callable[[Parts], Parts], socket: Path) -> None:
+    """Answer one message after the other by `reply`, until this process is ended."""
     socket.unlink(missing_ok=True)
-    os.umask(0o077)  # nobody else may connect, or read what is decoded here
+    os.umask(0o077)  # nobody else may connect, or read images that are decoded here
     with Listener(str(socket), "AF_UNIX") as listener:
         while True:
             with suppress(OSError, EOFError, ValueError), listener.accept() as connection:
-                put(connection, apart.reply(config, get(connection)))
+                send(connection, reply(receive(connection)))
 
 
-def put(connection: "Connection[Any, Any]", parts: Mapping[str, Any]) -> None:
-    """Sends parts: their names, with the texts among them, and then the bytes of the others."""
-    connection.send_bytes(
-        json.dumps({name: None if isinstance(p, bytes) else str(p) for name, p in parts.items()}).encode()
-    )
+def send(connection: "Connection[Any, Any]", parts: Mapping[str, Any]) -> None:
+    """Send parts: first their names, with the texts among them, then the bytes of the others."""
+    texts = {name: None if isinstance(part, bytes) else str(part) for name, part in parts.items()}
+    connection.send_bytes(json.dumps(texts).encode())
     for part in parts.values():
         if isinstance(part, bytes):
             connection.send_bytes(part)
 
 
-def get(connection: "Connection[Any, Any]") -> dict[str, Any]:
+def receive(connection: "Connection[Any, Any]") -> Parts:
     names: dict[str, Any] = json.loads(connection.recv_bytes())
     return {name: connection.recv_bytes() if text is None else text for name, text in names.items()}

@@ -1,58 +1,108 @@
-"""Flower's SuperLink as its coordinator sees it: where it is, what it is asked, and the keys that it knows."""
+"""Flower's SuperLink as its coordinator sees it: how it is served, what it is asked, and which nodes it knows."""
 
 import json
 import os
-import sqlite3
 import subprocess
+import sys
 import time
 import tomllib
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fewlabel.core import storage
 from fewlabel.core.errors import RunFailed
-from fewlabel.deploy import keys, processes
+from fewlabel.deploy import keys, members, processes
+from fewlabel.report.terminal import tell
 
-HERE = "here"  # Flower's name for the connection
-DATABASE = "link.db"
-BEATS = 2  # of a node that Flower can miss before the node is gone to it
+LINK, GATEWAY = "superlink", "gateway"  # the two programs
+CONNECTION = "here"  # Flower's name for the connection
+HOME, DATABASE = "flower", "link.db"
+HEARTBEATS = 2  # of a node that may be missing before it counts as gone
+
+Address = tuple[str, int]
 
 
-def command(folder: Path, host: str, port: int, insecure: bool) -> list[str]:
-    """What starts it, with TLS and keys of nodes unless it is to be insecure."""
+# Serving
+
+
+def commands(folder: Path, outside: Address, inside: Address, insecure: bool) -> dict[str, list[str]]:
+    """Return the commands that serve a federation: the SuperLink at `inside`, and a gateway unless it is insecure."""
     files = {"--ssl-ca-certfile": "ca.pem", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
     secure = [word for flag, name in files.items() for word in (flag, str(folder / name))]
-    return [
+    link = [
         str(processes.BIN / "flower-superlink"),
-        *("--host", host, "--port", str(port)),
+        *("--host", inside[0], "--port", str(inside[1])),
         *("--database", str(folder / DATABASE)),
         "--disable-runtime-dependency-installation",
         *(["--insecure"] if insecure else ["--enable-supernode-auth", *secure]),
     ]
+    if insecure:
+        return {LINK: link}
+    files = {"--certificate": "server.pem", "--key": "server.key", "--ca": "ca.pem"}
+    gateway = [
+        *(sys.executable, "-m", "fewlabel.deploy.gateway"),
+        *("--listen", address_text(outside), "--to", address_text(inside)),
+        *(word for flag, name in files.items() for word in (flag, str(folder / name))),
+        *("--members", str(folder)),
+    ]
+    return {LINK: link, GATEWAY: gateway}
 
 
-def connect(folder: Path, host: str, port: int, insecure: bool) -> None:
-    """Tells Flower's commands where the SuperLink is."""
+def address_text(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def serve(programs: processes.Programs, commands: dict[str, list[str]], outside: Address, inside: Address) -> None:
+    """Serve a federation until Ctrl-C, or until one of its programs ends."""
+    folder, insecure, (host, port) = programs.folder, GATEWAY not in commands, outside
+    with suppress(KeyboardInterrupt), processes.interruptible(), programs.cleaned_up():
+        processes.refuse_taken(host, port)
+        connect(folder, inside, insecure)
+        programs.start(LINK, commands[LINK])
+        programs.wait_for(LINK, *inside)
+        register(folder)
+        if not insecure:
+            programs.start(GATEWAY, commands[GATEWAY])
+            programs.wait_for(GATEWAY, "127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
+        how = " without TLS and keys" * insecure
+        tell(f"serving at {host}:{port}{how}; press Ctrl-C to end it; logs are in {folder}")
+        while (gone := programs.first_ended()) is None:
+            time.sleep(0.5)
+        raise RunFailed(f"the {gone} has ended: {programs.last_error(gone)}; serve again, then resume the run")
+
+
+# Asking
+
+
+def connect(folder: Path, address: Address, insecure: bool) -> None:
+    """Tell Flower's commands where the SuperLink is."""
     how = "insecure = true" if insecure else f"root-certificates = {json.dumps(str(folder / 'ca.pem'))}"
-    (folder / "flower").mkdir(exist_ok=True)
-    keys.put(folder / "flower" / "config.toml", f'[superlink.{HERE}]\naddress = "{host}:{port}"\n{how}\n'.encode())
+    (folder / HOME).mkdir(exist_ok=True)
+    text = f'[superlink.{CONNECTION}]\naddress = "{address_text(address)}"\n{how}\n'
+    storage.write(folder / HOME / "config.toml", text.encode())
 
 
 def connection(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = tomllib.loads((folder / "flower" / "config.toml").read_text())["superlink"][HERE]
+    found: dict[str, Any] = tomllib.loads((folder / HOME / "config.toml").read_text())["superlink"][CONNECTION]
     return found
 
 
+def is_insecure(folder: Path) -> bool:
+    return bool(connection(folder).get("insecure"))
+
+
 def environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, **processes.flower_environment(folder / "flower")}
+    return {**os.environ, **processes.flower_environment(folder / HOME)}
 
 
 def flwr(folder: Path, *arguments: str) -> dict[str, Any]:
-    return answered(folder, [str(processes.BIN / "flwr"), *arguments, HERE, "--format", "json"])
+    """Run one of Flower's commands for this SuperLink, and return what it prints as JSON."""
+    return run_json(folder, [str(processes.BIN / "flwr"), *arguments, CONNECTION, "--format", "json"])
 
 
-def answered(folder: Path, command: list[str]) -> dict[str, Any]:
-    """What one of Flower's commands has to say, as JSON."""
+def run_json(folder: Path, command: list[str]) -> dict[str, Any]:
     done = subprocess.run(command, env=environment(folder), capture_output=True, text=True)
     with suppress(ValueError):
         answer: dict[str, Any] = json.loads(done.stdout)
@@ -63,61 +113,69 @@ def answered(folder: Path, command: list[str]) -> dict[str, Any]:
 
 
 def register(folder: Path) -> None:
-    """Makes the SuperLink's nodes the members: it learns the keys that it does not know, and forgets removed ones."""
-    there = keys.members(folder)
-    if not there + keys.removed(folder) or connection(folder).get("insecure"):
+    """Make the SuperLink's nodes the members: it learns the keys that it does not know, and forgets removed ones."""
+    there, removed = members.members(folder), members.removed(folder)
+    if not there + removed or is_insecure(folder):
         return
     for member in there:
         if member.key not in nodes(folder):
-            public = folder / "flower" / "member.pub"
+            public = folder / HOME / "member.pub"
             public.write_text(member.key)
             try:
                 flwr(folder, "supernode", "register", str(public))
             except RunFailed:
-                if member.key not in nodes(folder):  # or another command was quicker
+                if member.key not in nodes(folder):  # otherwise another command was quicker
                     raise
     known = nodes(folder)
     for member in there:
         if member.node != known[member.key].number:
-            keys.place_at(folder, member, known[member.key].number)
-    for member in keys.removed(folder):
+            members.note_node(folder, member, known[member.key].number)
+    for member in removed:
         if (node := known.get(member.key)) and node.status != "unregistered":
             flwr(folder, "supernode", "unregister", str(node.number))
 
 
+# Nodes
+
+
 class Node(NamedTuple):
-    """What the SuperLink knows of a key."""
+    """What the SuperLink knows about a key."""
 
     number: int
     status: str  # registered, online, offline or unregistered
-    until: float  # when it is gone to Flower, or was, unless it is heard of again
-    beat: float  # seconds, after which it should be
+    until: float  # when it counts as gone unless it is heard of before, or since when it does
+    heartbeat: float  # seconds between two signs of life
 
-    def standing(self) -> dict[str, Any]:
-        """Whether it is connected, and the seconds for which it has not been heard, or has not been connected."""
+    def state(self) -> dict[str, Any]:
+        """Return whether it is connected, and for how many seconds it has not been heard or not been connected."""
         gone = time.time() - self.until
         if self.status == "online" and gone < 0:
-            return {"state": "connected", "seconds": gone + BEATS * self.beat}
+            return {"state": "connected", "seconds": gone + HEARTBEATS * self.heartbeat}
         if self.status in ("online", "offline"):
             return {"state": "not connected", "seconds": gone}
         return {"state": "never connected"}
 
 
 def nodes(folder: Path) -> dict[str, Node]:
-    """The nodes by their keys; Flower's own commands tell of neither keys nor heartbeats, so its file is read."""
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    """Ask the SuperLink for its nodes, by their keys.
 
-    if not (folder / DATABASE).exists():
-        return {}
-    asked = "SELECT public_key, node_id, status, online_until, heartbeat_interval FROM node"
-    try:
-        with closing(sqlite3.connect(f"{(folder / DATABASE).as_uri()}?mode=ro", uri=True)) as database:
-            rows = database.execute(asked).fetchall()
-    except sqlite3.DatabaseError as error:
-        if "no such table" in str(error):  # before the SuperLink has begun
-            return {}
-        raise RunFailed(f"Flower's file {folder / DATABASE} cannot be read: {error}") from None
+    `flwr supernode list` asks the same, and prints neither keys nor heartbeats.
+    """
+    import httpx
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    from flwr.proto.control_pb2 import ListNodesRequest
+    from flwr.supercore.control import ControlHttpClient
+
+    where, insecure = connection(folder), is_insecure(folder)
+    ca = None if insecure else Path(where["root-certificates"]).read_bytes()
+    with closing(ControlHttpClient.from_server_address(where["address"], insecure, ca, [])) as client:
+        try:
+            found = client.ListNodes(ListNodesRequest()).nodes_info
+        except (httpx.HTTPError, ValueError) as error:
+            raise RunFailed(f"the SuperLink at {where['address']} lists no nodes: {error}") from None
     return {
-        keys.written(load_pem_public_key(key)): Node(number % 2**64, status, until or 0.0, beat or 0.0)  # type: ignore[arg-type]
-        for key, number, status, until, beat in rows
+        keys.public_text(load_pem_public_key(node.public_key)): Node(  # type: ignore[arg-type]
+            node.node_id, node.status, node.online_until, node.heartbeat_interval
+        )
+        for node in found
     }

@@ -1,6 +1,6 @@
-"""Who can do the jobs of a run, by name. A new backend is one file and one line here.
+"""The backends that can do the jobs of a run, by name. To add one, write one file and add one line here.
 
-Its `with_executor(experiment, workers, body)` makes an `executor.Executor` and calls `body` with it.
+Its `with_executor(experiment, workers, body)` must make an `executor.Executor` and call `body` with it.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The card of a model: what it takes to build its network and to prepare images for it."""
+"""The card of a model: all that one needs to build its network and to prepare images for it."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -10,10 +10,10 @@ from fewlabel.experiment import Experiment
 
 @dataclass(frozen=True)
 class Card:
-    """What a stored model says of itself: all that it takes to build its network and to prepare images for it."""
+    """The description that is stored with a model: how to build its network, and how to prepare images for it."""
 
     classes: tuple[str, ...]
-    network: dict[str, Any]  # what `models.build` needs beside the three numbers of the data
+    network: dict[str, Any]  # the arguments of `networks.build`, except for the three numbers of the data
     image_size: int
     channels: int
     mean: tuple[float, ...]  # per channel, of pixels in 0..1

@@ -1,6 +1,6 @@
-"""What survives a kill: the server's last complete round, and the state each client keeps at its own place.
+"""What survives a kill: the server's last complete round, and the state that each client keeps for itself.
 
-Every file is written aside and renamed into place, so there is always a whole one.
+Every file is written under another name and then renamed, so there is always a whole one.
 """
 
 import hashlib
@@ -45,12 +45,12 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         path = self.folder / f"round-{round:06d}-{digest(data)}.safetensors"
         storage.write(path, data)
-        for old in self.folder.iterdir():  # what a kill left aside, too
+        for old in self.folder.iterdir():  # also what a kill left behind
             if old != path:
                 old.unlink()
 
     def load(self) -> Saved[Any] | None:
-        """The newest checkpoint, or None where there is none yet."""
+        """Return the newest checkpoint, or None if there is none yet."""
         files = sorted(self.folder.glob("round-*.safetensors"), key=lambda path: int(path.name.split("-")[1]))
         if not files:
             return None
@@ -76,11 +76,11 @@ def digest(data: bytes) -> str:
 
 
 class ClientStates:
-    """Clients' private states on disk, by (client, round, call).
+    """The private states of clients on disk, by (client, round, call).
 
-    A job starts from the newest state before its own key and drops later ones, so a round that is done again after a
-    kill starts from what it started from before. A `durable` one outlives a power cut too, as at a site, which cannot
-    be asked to start anew with the server.
+    A job starts from the newest state before its own key, and drops later ones. So a round that is repeated after a
+    kill starts from the same state as before. `durable` states also survive a power cut. Sites need this, because they
+    cannot be asked to start anew with the server.
     """
 
     def __init__(self, folder: Path, durable: bool = False) -> None:
@@ -99,12 +99,12 @@ class ClientStates:
             raise StorageError(f"the client state {before} is damaged ({error}); start the run anew") from None
 
     def save(self, client: int, round: int, call: int, value: Any, kind: Any, checkpointed: int) -> None:
-        """Stores a state, and drops those that no resume can ask for again."""
+        """Store a state, and drop those that no resume can ask for again."""
         folder = self.folder / str(client)
         folder.mkdir(parents=True, exist_ok=True)
         storage.write(folder / f"{round:06d}-{call:04d}.safetensors", wire.pack(value, kind), durable=self.durable)
-        # Asked for again: by a resume from the checkpoint, by one from the round before this, whose checkpoint may be
-        # written as late as the end of this round, and by a repetition of this job.
+        # A state may be asked for again by a resume from the checkpoint, by a resume from the round before this one
+        # (its checkpoint may be written as late as the end of this round), and by a repetition of this job.
         starts = ((checkpointed + 1, 0), (round, 0), (round, call))
         older = [(key, path) for key, path in self._files(client) if key < (round, call)]
         needed = {max((key for key, _ in older if key < start), default=None) for start in starts}

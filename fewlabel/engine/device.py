@@ -1,8 +1,8 @@
-"""Where workers compute: on the CPU or on GPUs. Whatever names a device asks here.
+"""Where workers compute: on the CPU or on GPUs. All code that needs a device asks here.
 
-A worker's network and images lie on its device, and what it is sent is unpacked to it; all else is where these are. The
-server's own arithmetic stays on the CPU, and so does chance: which images come and how views change them is the same
-everywhere.
+A worker's network and images are on its device, and messages to it are unpacked there. All other tensors follow these.
+The server's own arithmetic stays on the CPU. Random numbers are drawn there, too, so the order of images and their
+views are the same on every device.
 """
 
 import os
@@ -11,11 +11,11 @@ import torch
 
 from fewlabel.core.errors import BadInput
 
-PER_GPU = 2  # workers, so that one prepares while the other computes
+PER_GPU = 2  # workers for each GPU: one prepares while the other computes
 
 
 def of(name: str, worker: int = 0) -> torch.device:
-    """The device of a worker; of several GPUs each takes the next."""
+    """Return the device of a worker. If there are several GPUs, workers take them in turn."""
     if name == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -24,5 +24,5 @@ def of(name: str, worker: int = 0) -> torch.device:
 
 
 def workers(name: str) -> int:
-    """How many processes there are unless somebody says so: one per core, or a few for each GPU."""
+    """Return the default number of worker processes: one for each core, or a few for each GPU."""
     return os.cpu_count() or 1 if name == "cpu" else PER_GPU * torch.cuda.device_count()

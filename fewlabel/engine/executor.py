@@ -27,7 +27,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job: the bytes that leave the site, what was measured from outside it, or why it failed."""
+    """The outcome of a job: the bytes that leave the site, what was measured from outside it, or why it failed."""
 
     payload: bytes | None
     outside: dict[str, Any]
@@ -50,7 +50,7 @@ class Tickets:
         return self._last
 
     def close(self, ticket: int, outcome: Outcome) -> None:
-        """Note what came of a job."""
+        """Note the outcome of a job."""
         del self.under_way[ticket]
         self.outcomes[ticket] = outcome
 
@@ -67,16 +67,16 @@ class Tickets:
 
 
 class Executor(Protocol):
-    """Does jobs, here or elsewhere. A ticket stands for each; outcomes are collected in any order."""
+    """An executor does jobs, here or elsewhere. Each job has a ticket. Outcomes are collected in any order."""
 
-    window: int  # how many jobs are worth having under way
+    window: int  # how many jobs should be under way at once
     tickets: Tickets
 
     def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
         """Begin a job and return its ticket."""
 
     def wait(self) -> None:
-        """Return once some job under way is done."""
+        """Wait until one of the jobs under way is done."""
 
     def discard(self) -> None:
         """Forget all jobs under way."""

@@ -1,11 +1,18 @@
-"""How bytes travel in Flower's messages: named parts in one ConfigRecord, for sites elsewhere and for Ray's nodes."""
+"""How bytes travel in Flower's messages: named parts in one ConfigRecord, to sites and to the nodes of a simulation."""
 
 from collections.abc import Iterable
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from fewlabel.core.errors import BadInput, FewLabelError
+
 RECORD = "fewlabel"
+
+
+class NoReply(FewLabelError):
+    """An error that Flower sends instead of a site's reply."""
 
 
 def send(grid: Grid, node: int, ttl: float, kind: str, group: str, **parts: bytes | None) -> str | None:
@@ -23,12 +30,35 @@ def receive(grid: Grid, sent: Iterable[str]) -> list[tuple[str, Message]]:
 
 
 def answer(message: Message, **parts: bytes | str | None) -> Message:
-    """A node's reply to a message."""
+    """Return a node's reply to a message."""
     record = ConfigRecord({name: part for name, part in parts.items() if part is not None})
     return Message(RecordDict({RECORD: record}), reply_to=message)
 
 
+def upload_of(reply: Message, limit: int) -> bytes | None:
+    """Return the upload in a site's reply. Raise an error with the reason if there is none, or if it is too large."""
+    if reply.has_error():
+        if reply.error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
+            raise NoReply("no reply came before the deadline")
+        raise NoReply(f"Flower says: {printable(reply.error.reason or str(reply.error.code))}")
+    found = reply.content.get(RECORD)
+    if not isinstance(found, ConfigRecord):
+        raise BadInput("its reply is not one of fewlabel's")
+    if "refused" in found:
+        raise BadInput(f"it refused: {printable(str(found['refused']))}")
+    if "failed" in found:
+        raise BadInput(f"its task failed: {printable(str(found['failed']))}")
+    upload = found.get("upload")
+    if upload is None:
+        return None
+    if not isinstance(upload, bytes):
+        raise BadInput("its upload is refused: it is not bytes")
+    if len(upload) > limit:
+        raise BadInput(f"its upload is refused: it has {len(upload)} bytes, more than {limit}")
+    return upload
+
+
 def printable(text: str) -> str:
-    """Shorten a text that somebody else wrote, and keep only what can be shown."""
+    """Shorten a text that somebody else wrote, and keep only letters that can be shown."""
     short = " ".join(text.split())[:300]
     return "".join(letter if letter.isprintable() else "?" for letter in short)

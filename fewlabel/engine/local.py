@@ -1,4 +1,4 @@
-"""The simulator's backend: jobs are done on this machine, in this process or in a pool of them."""
+"""The simulator's backend: it does jobs on this machine, in this process or in a pool of processes."""
 
 import os
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from fewlabel.experiment import Experiment
 
 
 def with_executor(experiment: Experiment, workers: int | None, body: Callable[[Executor], None]) -> None:
-    """Call `body` with as many processes as asked for, or as the device is good for. One is this process itself."""
+    """Call `body` with an executor of so many workers, by default as many as suit the device. One is this process."""
     workers = workers or device.workers(experiment.device)
     if workers == 1 or not hasattr(os, "memfd_create"):
         return body(Serial())

@@ -1,7 +1,7 @@
 """The pool: worker processes on this machine that do the jobs of any number of runs.
 
-Workers take jobs from one socket that they share, so none waits while there is work, and the bytes of messages and
-uploads lie in anonymous memory whose descriptors travel with the jobs: a crash leaves nothing behind.
+Workers take jobs from one socket that they share, so none waits while there is work. The bytes of messages and uploads
+lie in anonymous memory, and its descriptors travel with the jobs. So a crash leaves nothing behind.
 """
 
 import ctypes
@@ -33,21 +33,21 @@ class WorkerDied(RunFailed):
 
 
 class Pool:
-    """Does jobs in worker processes."""
+    """An executor that does jobs in worker processes."""
 
     def __init__(self, workers: int, start: str = "fork") -> None:
         # Like PyTorch's own data loaders, workers are forks that use one thread: they start in milliseconds and share
-        # the parent's imports. More threads, or a device, need processes of their own: "spawn".
+        # the parent's imports. More threads, or a GPU, need new processes: "spawn".
         self.window = 2 * workers
         self._jobs, job_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._replies, reply_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         context: Any = multiprocessing.get_context(start)
         mine = (self._jobs, self._replies) if start == "fork" else ()
         self._processes: list[BaseProcess] = []
-        self._at = context.RawArray("q", workers)  # the ticket of the job that each worker has in hands
-        self._read = context.RawArray("q", workers)  # and of its last outcome that was read
+        self._at = context.RawArray("q", workers)  # the ticket of each worker's present job
+        self._read = context.RawArray("q", workers)  # the ticket of each worker's last outcome that was read
         give_back()
-        gc.freeze()  # garbage collection would write on, and so copy, the memory that forks share
+        gc.freeze()  # garbage collection would write to the memory that forks share, and so copy it
         for number in range(workers):
             arguments = (number, self._at, self._read, job_end, reply_end, mine, os.getpid(), list(sys.path))
             process = context.Process(target=serve, args=arguments, name=f"fewlabel-worker-{number}", daemon=True)
@@ -77,7 +77,7 @@ class Pool:
     def wait(self) -> None:
         events: dict[int, int] = {}
         while self._processes and not events:
-            events = dict(self._poll.poll(1000))  # a signal that comes just before is looked at after
+            events = dict(self._poll.poll(1000))  # with a timeout, so that a signal from just before is seen
         if self._replies.fileno() not in events:
             self._died()
         self._receive()
@@ -88,7 +88,7 @@ class Pool:
         self.tickets.clear()
 
     def _shared(self, message: bytes) -> int:
-        """The descriptor of a message; a broadcast is laid into memory once."""
+        """Return the descriptor of a message. A broadcast is put into memory only once."""
         if self._parcel[0] is not message:
             if self._parcel[1] >= 0:
                 os.close(self._parcel[1])
@@ -106,7 +106,7 @@ class Pool:
         self.tickets.close(reply["ticket"], Outcome(payload[0] if payload else None, **json.loads(outside)))
 
     def _died(self) -> None:
-        """Says which worker ended, what it was doing, and how to go on."""
+        """Raise an error that says which worker ended, what it was doing, and how to go on."""
         for number, process in enumerate(self._processes):
             process.join(0.1)
             if process.exitcode is not None:
@@ -119,7 +119,7 @@ class Pool:
 
     def close(self) -> None:
         with suppress(OSError):  # a pool may be closed twice
-            # The end of the socket is the end of the work, also where workers of a younger pool inherited a copy.
+            # This tells workers to end, even if those of a younger pool inherited a copy of the socket.
             self._jobs.shutdown(socket.SHUT_WR)
         self._jobs.close()
         for process in self._processes:
@@ -143,7 +143,7 @@ class Pool:
 
 
 def parcel(*parts: bytes, memory: int | None = None) -> int:
-    """Anonymous memory with these bytes, as a descriptor; memory that was used before is ten times faster than new."""
+    """Put bytes into anonymous memory and return its descriptor. To use `memory` again is ten times faster."""
     descriptor, at = os.memfd_create("fewlabel") if memory is None else memory, 0
     for part in parts:
         end = at + len(part)
@@ -153,15 +153,15 @@ def parcel(*parts: bytes, memory: int | None = None) -> int:
 
 
 def contents(descriptor: int, *sizes: int) -> list[bytes]:
-    """The parts of a parcel, whose sizes matter only if there are several, and the end of the descriptor.
+    """Return the parts of a parcel, and close its descriptor. Sizes are needed only if there are several parts.
 
-    They are bytearrays, which `wire.unpack` takes over without a copy.
+    The parts are bytearrays, which `wire.unpack` takes over without a copy.
     """
     try:
         parts, at = [], 0
         for size in sizes or [os.fstat(descriptor).st_size]:
             part, got = bytearray(size), 0
-            while got < size:  # beyond 2 GiB it takes several
+            while got < size:  # beyond 2 GiB it takes several reads
                 got += os.preadv(descriptor, [memoryview(part)[got:]], at + got)
             parts.append(cast(bytes, part))
             at += size
@@ -171,13 +171,13 @@ def contents(descriptor: int, *sizes: int) -> list[bytes]:
 
 
 def give_back() -> None:
-    """Returns free memory to the system: to read who holds what takes several times the memory that is kept of it."""
+    """Return free memory to the system. Reading a run's partition takes several times the memory that stays in use."""
     with suppress(AttributeError):  # other libraries than glibc return it by themselves, or cannot
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def end_with(parent: int) -> None:
-    """Has the system end this process when its parent ends, however that happens: no orphan goes on computing."""
+    """Make the system end this process when its parent ends, however that happens, so that no orphan goes on."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)
@@ -193,7 +193,7 @@ def serve(
     parent: int,
     path: list[str],
 ) -> None:
-    """A worker's life: job after job, until the parent closes its end or dies."""
+    """Do job after job in a worker process, until the parent closes its end or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the round first
     end_with(parent)
     for end in parents:
@@ -221,7 +221,7 @@ def serve(
         outcome = worker[1].attempt(job, message[1], statistics[0] if statistics else None)
         report = {"outside": outcome.outside, "failure": outcome.failure, "traceback": outcome.traceback}
         parts = [json.dumps(report).encode(), *([] if outcome.payload is None else [outcome.payload])]
-        if read[number] != answered:  # the last outcome still lies there
+        if read[number] != answered:  # the last outcome is still in this memory, unread
             os.close(memory)
             memory = os.memfd_create("fewlabel")
         answer = {"worker": number, "ticket": ticket, "sizes": [len(part) for part in parts]}

@@ -1,8 +1,9 @@
-"""A simulation by Flower's own engine, on Ray: the jobs of a run spread over a cluster, with the simulator's bits.
+"""The backend on Flower's own engine, on Ray: it spreads jobs over a cluster, and gives the simulator's bits.
 
-Each client is a virtual node, known by its `partition-id`. A message to it is one ConfigRecord: `job`, the `message` of
-the method and perhaps `statistics`; back come `report`, what was measured from outside, and perhaps an `upload`. Nodes
-read the run's directory, which all machines of a cluster must see. Flower starts the server's part in a thread.
+Each client is a virtual node, known by its `partition-id`. A message to a node is one ConfigRecord with a `job`, the
+`message` of the method and perhaps `statistics`. The reply has a `report` of what was measured from outside, and
+perhaps an `upload`. Nodes read the run's directory, which all machines of a cluster must see. Flower starts the
+server's part in a thread.
 """
 
 import json
@@ -21,8 +22,8 @@ from typing import Any
 
 from fewlabel.engine import flower_messages
 
-# Flower and Ray look at these when they are imported, and Ray's processes inherit them: no word to their makers, and
-# where no cluster is named, nothing that other machines could reach.
+# Flower and Ray look at these when they are imported, and Ray's processes inherit them. They turn off telemetry. If no
+# cluster is named, they also keep Ray from anything that other machines could reach.
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 if "RAY_ADDRESS" not in os.environ:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -82,7 +83,7 @@ def share_of_gpu(experiment: Experiment) -> float:
 
 @contextmanager
 def ray_running(workers: int | None, experiment: Experiment) -> Iterator[None]:
-    """Ray, on the cluster that RAY_ADDRESS names, or on this machine alone: then nothing listens to others."""
+    """Run Ray on the cluster that RAY_ADDRESS names, or only on this machine; then nothing listens to others."""
     import ray
 
     path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
@@ -111,19 +112,19 @@ def ray_running(workers: int | None, experiment: Experiment) -> Iterator[None]:
 
 
 class VirtualNodes:
-    """Has clients' jobs done by their virtual nodes, and the server's own here."""
+    """An executor: virtual nodes do the jobs of clients, and this process does those of the server."""
 
     def __init__(self, grid: Grid, clients: int, over: threading.Event) -> None:
         import ray
 
-        resources: Any = ray.cluster_resources  # which has no types
+        resources: Any = ray.cluster_resources  # has no types
         self.grid, self.over, self.window = grid, over, 2 * int(resources()["CPU"])
         self.tickets, self._here = Tickets(), Serial()
         self._sent: dict[str, int] = {}  # tickets
         self._nodes = self._meet(clients)
 
     def _meet(self, clients: int) -> dict[int, int]:
-        """The node of each client: they are numbered by chance, and say themselves who they are."""
+        """Return the node of each client. Nodes have random numbers, so each is asked which client it is."""
         while len(nodes := list(self.grid.get_node_ids())) < clients:
             self._rest()
         asked = {self._send(node, "query"): node for node in nodes}
@@ -154,7 +155,7 @@ class VirtualNodes:
             self._rest()
 
     def _hear(self) -> bool:
-        """Whether a job has come to an end since."""
+        """Collect the outcomes that have come. Return True if there were any."""
         replies = flower_messages.receive(self.grid, self._sent)
         for sent, reply in replies:
             ticket = self._sent.pop(sent)
@@ -174,7 +175,7 @@ class VirtualNodes:
 
 
 def report_of(reply: Message, when: str = "") -> Any:
-    """The part of a reply that every node gives."""
+    """Return the part of a reply that every node gives."""
     if reply.has_error():
         why = flower_messages.printable(reply.error.reason or str(reply.error.code))
         raise RunFailed(f"a process of Ray failed{when}: {why}; resume to do that round again")
@@ -189,7 +190,7 @@ def introduce(message: Message, context: Context) -> Message:
 
 
 def respond(message: Message, context: Context) -> Message:
-    """A node's reply to a job of the client that it is."""
+    """Do a job of the client that this node is, and return the reply."""
     parts: Any = message.content[flower_messages.RECORD]
     job = Job(**json.loads(parts["job"]))
     if job.client != context.node_config["partition-id"]:
@@ -204,7 +205,7 @@ def respond(message: Message, context: Context) -> Message:
 
 @lru_cache(maxsize=1)
 def worker_of(run: str) -> Worker:
-    """This process's worker, which serves every client whose job comes here."""
+    """Return this process's worker, which serves every client whose job comes here."""
     worker = Worker(Path(run))
     torch.set_num_threads(worker.world.experiment.threads)
     return worker

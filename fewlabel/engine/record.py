@@ -11,6 +11,7 @@ from fewlabel.core.errors import BadInput, StorageError
 
 EXPERIMENT = "experiment.toml"  # everything that the result depends on
 PARTITION = "partition.json"  # who holds which image
+FEDERATION = "federation.json"  # the plan of a run over sites, which has no partition
 ROUNDS = "rounds.jsonl"  # a line for each round
 SUMMARY = "summary.json"  # written last: a run with one is finished
 MODEL = "model.safetensors"

@@ -1,10 +1,9 @@
 """The server's side of a run: sends clients their tasks, takes replies in order, keeps the account of each round."""
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,22 +28,13 @@ from fewlabel.core.federation import (
 from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import Task, accept, task_of
 from fewlabel.core.tree import Tree
+from fewlabel.engine.account import RESERVED, Failure, Round, plain
 from fewlabel.engine.checkpoint import Saved
 from fewlabel.engine.executor import SERVER_ID, Executor, Job, Outcome
 from fewlabel.engine.serial import Serial
 from fewlabel.engine.world import World
 
 NOTHING = object()
-RESERVED = {"round", "seconds", "bytes_up", "bytes_down", "model_bytes", "asked", "replies", "local_accuracy"}
-RESERVED |= {"test", "validation", "sites", "pseudo_labels", "pseudo_labels_per_epoch"}
-RESERVED |= {"images_labeled", "images_unlabeled", "shown", "failures", "seconds_train", "seconds_evaluate"}
-
-
-def plain(value: Tensor) -> Any:
-    """A tensor as numbers that JSON knows, or lists of them."""
-    if value.ndim:
-        return [plain(part) for part in value]
-    return float(value) if math.isfinite(value) else None
 
 
 def counts_of(outcome: Outcome, classes: int) -> evaluate.Counts:
@@ -54,45 +44,6 @@ def counts_of(outcome: Outcome, classes: int) -> evaluate.Counts:
     counts = wire.unpack(evaluate.Counts, outcome.payload)
     evaluate.check_shared(counts, classes)
     return counts
-
-
-@dataclass
-class Round:
-    """What one round cost and what was seen of it, apart from its metrics."""
-
-    up: int = 0
-    down: int = 0
-    asked: int = 0
-    replies: int = 0
-    waited: float = 0.0  # seconds, for clients
-    model_bytes: int = 0  # what FedAvg would have sent and received in as many jobs
-    images: list[int] = field(default_factory=lambda: [0, 0])  # trained on: labeled, unlabeled
-    values: dict[str, Any] = field(default_factory=dict)
-    shown: dict[str, list[Tensor]] = field(default_factory=dict)
-    audits: dict[str, list[evaluate.Audit]] = field(default_factory=dict)
-    local_accuracy: list[float] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)  # of clients that were asked and gave no reply that can be used
-
-    def line(self) -> dict[str, Any]:
-        line: dict[str, Any] = {"bytes_up": self.up, "bytes_down": self.down, "model_bytes": self.model_bytes}
-        line |= {"asked": self.asked, "replies": self.replies, "seconds_train": self.waited}
-        line |= {"images_labeled": self.images[0], "images_unlabeled": self.images[1], **self.values}
-        if self.failures:
-            line["failures"] = self.failures
-        if self.shown:
-            line["shown"] = {name: plain(torch.stack(parts).nanmean(0)) for name, parts in self.shown.items()}
-        if self.local_accuracy:
-            line["local_accuracy"] = sum(self.local_accuracy) / len(self.local_accuracy)
-        if self.audits:
-            epochs = {
-                epoch: evaluate.merge_audits(parts)
-                for epoch, parts in sorted(self.audits.items(), key=lambda e: int(e[0]))
-            }
-            scored = {epoch: evaluate.audit_metrics(audit) for epoch, audit in epochs.items()}
-            line["pseudo_labels"] = list(scored.values())[-1]
-            if len(scored) > 1:
-                line["pseudo_labels_per_epoch"] = scored
-        return line
 
 
 @dataclass
@@ -271,17 +222,18 @@ class Server:
     def collect(self, tickets: dict[str, int]) -> dict[str, Any]:
         """The metrics behind `evaluate`'s tickets; those of all sites together as `sites`."""
         found: dict[str, Any] = {}
-        counts, failures, up = list[evaluate.Counts](), list[str](), 0
+        clients = {f"client {client}": client for client in self.world.tested}
+        counts, failures, up = list[evaluate.Counts](), list[Failure](), 0
         for name, ticket in tickets.items():
             while not self.executor.tickets.ready(ticket):
                 self.executor.wait()
             outcome = self.executor.tickets.collect(ticket)
-            if name not in self.world.measured:
+            if name in clients:
                 up += len(outcome.payload or b"")
                 try:
                     counts.append(counts_of(outcome, self.num_classes))
                 except FewLabelError as error:
-                    failures.append(f"{name}: {error}")
+                    failures.append({"client": clients[name], "task": "evaluate", "why": str(error)})
             elif outcome.failure:
                 raise RunFailed(f"the model cannot be evaluated: {outcome.failure}")
             else:
@@ -343,8 +295,8 @@ class Server:
             try:
                 upload = accept(task, client, self.round, outcome.payload, self._leaving)
             except ClientError as error:
-                self._forgive(error)
-                self._heard(client, str(error))
+                self._note_failure(error)
+                self._heard(client, error.why)
                 continue
             self._heard(client)
             counts["replies"] += 1
@@ -410,7 +362,7 @@ class Server:
             if outcome.failure:
                 error = ClientError(first.job.client, first.job.task or first.job.kind, self.round, outcome.failure)
                 error.__cause__ = RuntimeError(outcome.traceback)
-                self._forgive(error)
+                self._note_failure(error)
             self._observe(outcome.outside)
             yield first, outcome
 
@@ -422,11 +374,11 @@ class Server:
             yield found
             began = time.monotonic()
 
-    def _forgive(self, error: ClientError) -> None:
-        """Notes what a remote client did wrong; here, and at the server, it ends the run."""
+    def _note_failure(self, error: ClientError) -> None:
+        """Write down what a remote client did wrong. In a simulation, and at the server, raise the error instead."""
         if not self.remote or error.client == SERVER_ID:
             raise error
-        self.seen.failures.append(str(error))
+        self.seen.failures.append({"client": error.client, "task": error.task, "why": error.why})
 
     def _observe(self, outside: dict[str, Any]) -> None:
         self.seen.images = [a + b for a, b in zip(self.seen.images, outside.get("images", (0, 0)), strict=True)]
@@ -455,7 +407,7 @@ class Server:
                 try:
                     statistics = self._statistics_of(entry.client, outcome.payload)
                 except ClientError as error:
-                    self._forgive(error)
+                    self._note_failure(error)
                     continue
                 replies.append(entry.client)
                 yield entry.client.size, statistics

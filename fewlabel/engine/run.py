@@ -32,8 +32,8 @@ from fewlabel.engine.rounds import Server
 from fewlabel.engine.world import World, dataset_of
 from fewlabel.experiment import Experiment, dumps
 
-SCHEMA = 1  # of summary.json
-Watch = Callable[[dict[str, Any]], None]  # is shown each line of rounds.jsonl as it is written
+SCHEMA = 1  # version of summary.json
+Watch = Callable[[dict[str, Any]], None]  # called with each line of rounds.jsonl when it is written
 
 
 class Interrupted(FewLabelError):
@@ -44,7 +44,7 @@ class Interrupted(FewLabelError):
 
 def prepare(experiment: Experiment, directory: Path) -> Path:
     """Lay out a run: write its resolved experiment and who holds which image."""
-    device.of(experiment.device)  # or it says what is missing
+    device.of(experiment.device)  # raises an error if it is missing
     try:
         refuse_used(directory)
         dataset = dataset_of(experiment, fresh=True)
@@ -71,7 +71,7 @@ def laid_out(experiment: Experiment, directory: Path) -> Iterator[Path]:
         if not (directory / record.ROUNDS).exists():
             for name in (record.PARTITION, record.EXPERIMENT, record.LOCK):
                 (directory / name).unlink(missing_ok=True)
-            with suppress(OSError):  # what else is there is not ours
+            with suppress(OSError):  # other files there are not ours
                 directory.rmdir()
         raise
 
@@ -97,7 +97,7 @@ def single_batches(settings: Mapping[str, Any], above: str = "") -> Iterator[str
 
 def refuse_used(directory: Path) -> None:
     there = [path.name for path in directory.iterdir()] if directory.exists() else []
-    if any(name != record.PARTITION and not name.startswith(".") for name in there):  # more than a kill leaves here
+    if any(name != record.PARTITION and not name.startswith(".") for name in there):  # more than a kill leaves behind
         raise BadInput(f"{directory} is not empty; continue it with --resume {directory} or choose another --out")
 
 
@@ -111,9 +111,9 @@ def execute(
     remote: World | None = None,
     backend: str = "simulator",
 ) -> dict[str, Any]:
-    """Run what `prepare` laid out, or the rest of it, and return its summary. The backend changes no bit of it.
+    """Run what `prepare` laid out, or the rest of it, and return its summary. The backend changes no bit of the result.
 
-    With a `remote` world, which is all that a server knows of clients on other machines, the executor reaches them.
+    A `remote` world is all that a server knows about clients on other machines. Then the `executor` must reach them.
     """
     if not record.is_run(directory):
         raise BadInput(f"{directory} holds no run: it has no {record.EXPERIMENT}")
@@ -240,7 +240,7 @@ class Run:
         return error
 
     def rescue(self) -> None:
-        """Keep what is complete when a run cannot go on. Errors here are not told: the first one is."""
+        """Keep what is complete when a run cannot go on. Errors here are not shown, because the first one is."""
         for step in (partial(self.settle, keep=True), self.fed.executor.discard):
             with suppress(FewLabelError, OSError):
                 step()

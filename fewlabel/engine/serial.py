@@ -1,4 +1,4 @@
-"""The simplest executor: each job at once, in this process."""
+"""The simplest executor: it does each job at once, in this process."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from fewlabel.engine.worker import Worker
 
 
 class Serial:
-    """Does each job at once, in this process."""
+    """An executor that does each job at once, in this process."""
 
     window = 1
 

@@ -1,4 +1,4 @@
-"""Many runs side by side, one core each: what is done is skipped, what was interrupted is resumed."""
+"""Many runs side by side, one core each. Finished runs are skipped, interrupted ones are resumed."""
 
 import hashlib
 import json
@@ -20,15 +20,15 @@ from fewlabel.engine.pool import end_with
 from fewlabel.engine.run import Interrupted, execute, prepare
 from fewlabel.experiment import Experiment, dumps, load, read
 
-# Is shown each run's lines, and at its end {"done": true} or {"failed": …}.
+# Called with each line of a run, and at its end with {"done": true} or {"failed": …}.
 Watch = Callable[[Path, dict[str, Any]], None]
 
 
 def grid(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], changes: Sequence[str] = ()) -> list[Experiment]:
-    """Every combination of the axes, which are dotted settings such as method, seed or clients.alpha."""
+    """Return an experiment for every combination of the axes: dotted settings such as method, seed or clients.alpha."""
     if twice := {change.partition("=")[0].strip() for change in changes} & axes.keys():
         raise BadInput(f"{min(twice)} is both set and varied; give one of them")
-    axes = dict(sorted(axes.items(), key=lambda axis: axis[0] != "method"))  # whose own settings come after it
+    axes = dict(sorted(axes.items(), key=lambda axis: axis[0] != "method"))  # method comes first
     experiments = []
     for values in product(*axes.values()):
         table: dict[str, Any] = json.loads(json.dumps(dict(base)))
@@ -48,14 +48,14 @@ def grid(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], changes: Se
 
 
 def place(experiment: Experiment, root: Path) -> Path:
-    """Where a run of this experiment lies below a sweep's directory: equal experiments at the same place."""
+    """Return the directory of a run below a sweep's directory. Equal experiments have the same one."""
     digest = hashlib.blake2b(dumps(experiment).encode() + own_code(experiment), digest_size=4).hexdigest()
     name = f"{experiment.name}-{experiment.data.name}".replace(":", "-").replace("/", "-")
     return root / f"{name}-seed{experiment.seed}-{digest}"
 
 
 def own_code(experiment: Experiment) -> bytes:
-    """The files of a method or network of one's own: whoever edits one wants its runs done again."""
+    """Return the code of a user's own method or network, because its runs must be done again after an edit."""
     names = [type(experiment.method).__module__, *experiment.model.name.split(":")[:-1]]
     files = [getattr(import_module(name), "__file__", None) for name in names if not name.startswith("fewlabel.")]
     return b"".join(Path(file).read_bytes() for file in files if file)
@@ -69,7 +69,7 @@ def sweep(
     watch: Watch = lambda directory, line: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Path]:
-    """Runs all experiments and returns their directories; a failure of one does not stop the others."""
+    """Run all experiments, and return their directories. A failure of one does not stop the others."""
     directories = list(dict.fromkeys(lay_out(experiment, root) for experiment in experiments))
     run_all(directories, workers=workers, watch=watch, stop=stop)
     return directories
@@ -82,10 +82,10 @@ def run_all(
     watch: Watch = lambda directory, line: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Runs what is laid out in these directories; a failure of one does not stop the others."""
+    """Run what is laid out in these directories. A failure of one does not stop the others."""
     todo = [directory for directory in directories if not (directory / "summary.json").exists()]
     experiments = [load(directory / "experiment.toml") for directory in todo]
-    # One run at a time with all workers, where there is one, or where threads or a GPU would not outlive a fork.
+    # Runs go one after the other, each with all workers, if there is only one, or if threads or a GPU rule out a fork.
     together = len(todo) > 1 and all((one.threads, one.device) == (1, "cpu") for one in experiments)
     cores = workers or os.cpu_count() or 1
     ends = side_by_side(todo, cores, watch, stop) if together else in_turn(todo, workers, watch, stop)
@@ -99,7 +99,7 @@ def run_all(
 def in_turn(
     todo: Sequence[Path], workers: int | None, watch: Watch, stop: Callable[[], bool]
 ) -> dict[Path, dict[str, Any]]:
-    """One run after the other; how each ended."""
+    """Do one run after the other, and return how each ended."""
     ends = {}
     for directory in todo:
         if stop():
@@ -112,7 +112,7 @@ def in_turn(
 def side_by_side(
     todo: Sequence[Path], workers: int, watch: Watch, stop: Callable[[], bool]
 ) -> dict[Path, dict[str, Any]]:
-    """Each run in a process of its own, as many at once as there are workers; how each ended."""
+    """Do each run in its own process, as many at once as there are workers, and return how each ended."""
     ends: dict[Path, dict[str, Any]] = {}
     waiting, under_way = list(reversed(todo)), dict[Connection, tuple[Path, BaseProcess]]()
     context = multiprocessing.get_context("fork")
@@ -155,7 +155,7 @@ def lay_out(experiment: Experiment, root: Path) -> Path:
 
 
 def child(directory: Path, tell: Connection, stop: Callable[[], bool], parent: int) -> None:
-    """One run in a process of its own, which tells what happens as lines of JSON."""
+    """Do one run in this process, and tell what happens as lines of JSON."""
     end_with(parent)
     tell.send_bytes(
         json.dumps(attempt(directory, 1, lambda line: tell.send_bytes(json.dumps(line).encode()), stop)).encode()
@@ -165,7 +165,7 @@ def child(directory: Path, tell: Connection, stop: Callable[[], bool], parent: i
 def attempt(
     directory: Path, workers: int | None, watch: Callable[[dict[str, Any]], None], stop: Callable[[], bool]
 ) -> dict[str, Any]:
-    """Runs one run and says how it ended."""
+    """Do one run, and return how it ended."""
     try:
         execute(directory, workers=workers, watch=watch, stop=stop)
     except Interrupted as error:

@@ -1,6 +1,6 @@
-"""The worker: does the jobs of a run in whichever process it lives, as any client or as the server.
+"""The worker: it does the jobs of a run in any process, as any client or as the server.
 
-It needs nothing but the run's directory. There it reads the experiment and the partition. It maps the data set that all
+It needs only the run's directory. There it reads the experiment and the partition. It maps the data set that all
 processes share, and builds one network, which every client's task uses in turn.
 """
 
@@ -32,14 +32,14 @@ EVALUATION_BATCH = 500  # fixed: the bits of a sum depend on how images are batc
 
 @cache
 def stored_kind(state: Any) -> Any:
-    """What a client keeps between rounds: the method's state, and its BatchNorm statistics where they stay local."""
+    """Return the type of what a client keeps: the method's state, and BatchNorm statistics if they stay local."""
     return make_dataclass("Stored", [("state", state | None), ("statistics", Tree | None)], frozen=True)
 
 
 class Worker:
-    """Does the jobs of one run, in whichever process it lives; of a `remote` world those of one place.
+    """A worker that does the jobs of one run. In a `remote` world it does those of one place.
 
-    Its number among the workers says on which device.
+    `number` is its number among the workers, and decides its device.
     """
 
     def __init__(self, directory: Path, remote: World | None = None, number: int = 0) -> None:
@@ -47,13 +47,13 @@ class Worker:
         self.device = device.of(world.experiment.device, number)
         self.world, self.method = world.on(self.device), world.experiment.method
         self.model = world.network(Rng("scratch")).to(self.device)
-        # By their dictionaries, as a module looks long at each attribute that is set.
+        # Their dictionaries, because it is slow to set an attribute of a module.
         self.modules = tuple((vars(module), module.training) for module in self.model.modules())
         self.parameters = tuple((parameter, parameter.requires_grad) for parameter in self.model.parameters())
         self.states = ClientStates(directory / record.CLIENTS, durable=not self.watched)
 
     def attempt(self, job: Job, message: bytes, statistics: bytes | None) -> Outcome:
-        """Does a job; what a task raises becomes part of the outcome, the same from any process."""
+        """Do a job. An error in its task becomes part of the outcome, the same from any process."""
         try:
             return self.do(job, message, statistics)
         except FewLabelError as error:
@@ -62,11 +62,11 @@ class Worker:
             return Outcome(None, {}, f"{type(error).__name__}: {error}", traceback.format_exc())
 
     def do(self, job: Job, message: bytes, statistics: bytes | None) -> Outcome:
-        for module, training in self.modules:  # as the network was built, whatever the last task made of it
+        for module, training in self.modules:  # as the network was built, whatever the last task did to it
             module["training"] = training
         for parameter, trained in self.parameters:
             parameter.grad = None
-            if parameter.requires_grad is not trained:  # to look is faster than to set
+            if parameter.requires_grad is not trained:  # a look is faster than setting it
                 parameter.requires_grad = trained
         rng = Rng(self.world.experiment.seed, "task", job.round, job.client, job.task or job.kind, job.call)
         pooled = None if statistics is None else wire.unpack(Model, statistics).model
@@ -103,7 +103,7 @@ class Worker:
         return Outcome(payload, outside)
 
     def seen(self, job: Job, site: Site[Any]) -> dict[str, Any]:
-        """What is measured from outside when a task is done.
+        """Return what is measured from outside when a task is done.
 
         This is the only place where hidden labels are compared with pseudo-labels.
         """
@@ -112,7 +112,7 @@ class Worker:
         labels: dict[int, Tensor] = {}
         for index, pseudo_label, epoch in site.audited or ():
             given = labels.setdefault(epoch, torch.full((len(where),), -1))
-            given[index.cpu()] = pseudo_label.cpu()  # the last one counts, where images came up again
+            given[index.cpu()] = pseudo_label.cpu()  # the last one counts, if an image came up again
         for epoch, given in labels.items():
             index = (given >= 0).nonzero().flatten()
             outside.setdefault("audit", {})[str(epoch)] = self.audit(where, index, given[index]).to_json()
@@ -123,7 +123,7 @@ class Worker:
         return outside
 
     def audit(self, where: Tensor, index: Tensor, pseudo_label: Tensor) -> metrics.Audit:
-        """Pseudo-labels against the labels that the site does not have."""
+        """Compare pseudo-labels with the true labels, which the site does not have."""
         truth, classes = self.world.dataset.splits["train"].labels[where], len(self.world.dataset.classes)
         known, right = truth[index] >= 0, truth[index] == pseudo_label
         used, judged, correct = (
@@ -132,7 +132,7 @@ class Worker:
         return metrics.Audit(len(where), used, judged, correct)
 
     def accuracy(self, weights: Tree) -> float:
-        """Of a local model on the test set."""
+        """Return the accuracy of a local model on the test set."""
         test, right = self.world.whole("test", Rng("evaluate")), 0
         self.model.eval()
         with torch.inference_mode():
@@ -141,7 +141,7 @@ class Worker:
         return right / len(test)
 
     def evaluate(self, job: Job, weights: Tree, rng: Rng) -> Outcome:
-        """Metrics of a model. One without statistics, which stay at the clients, takes those of the images it sees."""
+        """Measure a model. If its statistics stay at the clients, take those of the images that it is measured on."""
         images = self.world.whole(job.task, rng)
 
         def batches() -> Iterator[Tensor]:
@@ -151,12 +151,12 @@ class Worker:
         if tree.statistics(tree.of(self.model)).keys() - weights.keys():
             batch_statistics(self.model, batches())
         scores = metrics.predict(self.model, batches())
-        if job.client != SERVER_ID:  # a site's own test images, of which counts alone may leave it
+        if job.client != SERVER_ID:  # a site's own test images: only counts may leave it
             return Outcome(wire.pack(metrics.shared(scores, images.y)), {})
         return Outcome(None, metrics.measure(scores, images.y))
 
     def statistics(self, job: Job, weights: Tree, rng: Rng) -> Outcome:
-        """A client's own BatchNorm statistics under these weights, over all of its images."""
+        """Return a client's own BatchNorm statistics under these weights, over all of its images."""
         self.model.load_state_dict(tree.untrained(self.model) | weights)
         where = torch.from_numpy(self.world.share(job.client, job.round).images)
         images = Unlabeled(self.world.dataset.splits["train"].images, where, rng.torch)

@@ -14,8 +14,8 @@ from fewlabel.core.federation import ClientInfo, Site
 from fewlabel.core.images import Labeled, Tally, Unlabeled
 from fewlabel.core.rng import Rng
 from fewlabel.data import datasets
-from fewlabel.data.own.read import TABLES
-from fewlabel.data.partition import Partition, Share
+from fewlabel.data.own.listing import TABLES
+from fewlabel.data.partition import Holding, Partition
 from fewlabel.engine import record
 from fewlabel.engine.executor import SERVER_ID
 from fewlabel.experiment import Experiment, load
@@ -28,7 +28,7 @@ class World:
     experiment: Experiment
     dataset: datasets.Dataset
     partition: Partition
-    tested: tuple[int, ...] = ()  # clients elsewhere that hold images to test on
+    tested: tuple[int, ...] = ()  # clients on other machines that have test images
 
     @classmethod
     def open(cls, directory: Path) -> "World":
@@ -43,7 +43,7 @@ class World:
         return cls(experiment, replace(dataset, splits=splits), partition)
 
     def on(self, place: torch.device) -> "World":
-        """The same with its images on a device, and so all that sites make of them."""
+        """Return the same world with its images on a device. What sites make of them is then there, too."""
         splits = {
             name: replace(split, images=replace(split.images, pixels=split.images.pixels.to(place)))
             for name, split in self.dataset.splits.items()
@@ -63,10 +63,10 @@ class World:
                 pretrained=pretrained,
             )
 
-    def share(self, client: int, round: int) -> Share:
-        """A client's images in a round. In the recipe's warm-up nobody has unlabeled ones."""
+    def share(self, client: int, round: int) -> Holding:
+        """Return a client's images in a round. In the recipe's warm-up nobody has unlabeled ones."""
         share = self.partition.shares[client].at(round, self.experiment.stream)
-        return Share(share.labeled, share.unlabeled[:0]) if 0 < round <= self.experiment.warmup_rounds else share
+        return Holding(share.labeled, share.unlabeled[:0]) if 0 < round <= self.experiment.warmup_rounds else share
 
     def info(self, client: int, round: int) -> ClientInfo:
         share = self.share(client, round)
@@ -74,7 +74,7 @@ class World:
 
     @cached_property
     def known_labels(self) -> Tensor:
-        """The training labels as sites have them, some of them wrong where the experiment wants it so."""
+        """The training labels that sites have. Some of them are wrong, if the experiment asks for it."""
         labels = self.dataset.splits["train"].labels
         if not self.partition.noise.size:
             return labels
@@ -93,7 +93,7 @@ class World:
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """The splits to measure on; where no validation is published, it is the labeled images set aside for it."""
+        """The splits to measure on. If no validation is published, it is the labeled images set aside for it."""
         there = {*self.dataset.splits, *(["validation"] if len(self.partition.validation) else [])}
         return tuple(split for split in ("test", "validation") if split in there)
 
@@ -104,9 +104,9 @@ class World:
         return self.training(self.partition.validation, rng.torch)
 
     def site(self, client: int, round: int, rng: Rng, model: torch.nn.Module, **more: Any) -> Site[Any]:
-        """A client's site, or the server's."""
+        """Return a client's site, or the server's."""
         if client == SERVER_ID:
-            share = Share(self.partition.server, self.partition.server[:0])
+            share = Holding(self.partition.server, self.partition.server[:0])
             validation = self.whole("validation", rng) if "validation" in self.measured else None
         else:
             share, validation = self.share(client, round), None
@@ -136,9 +136,9 @@ class World:
 
 
 def dataset_of(experiment: Experiment, fresh: bool = False) -> datasets.Dataset:
-    """The data set as an experiment wants it read."""
+    """Load the data set as an experiment asks for it."""
     wanted = {f.name: getattr(experiment.data, f.name) for f in fields(experiment.data)}
-    if experiment.clients.column and experiment.data.name in TABLES:  # it may be any of the table's own
+    if experiment.clients.column and experiment.data.name in TABLES:  # any column of the table may name the clients
         wanted["columns"] = {**experiment.data.columns, "client": experiment.clients.column}
     return datasets.load(**wanted | {"image_size": image_size(experiment), "fresh": fresh})
 

@@ -1,4 +1,4 @@
-"""Predictions: what a run's model says of images, which are prepared as those that it was trained on."""
+"""Predictions: the classes that a run's model gives to images, prepared like those it was trained on."""
 
 import csv
 import glob
@@ -25,29 +25,31 @@ from fewlabel.core.tree import Tree
 from fewlabel.data import pictures
 from fewlabel.data.datasets import recolour, resize
 from fewlabel.data.images import Images
+from fewlabel.data.npz import npz_images
 from fewlabel.data.own.layouts import files_below, is_image
 from fewlabel.data.own.listing import counted
 from fewlabel.data.pictures import Unreadable
-from fewlabel.data.published.readers import npz_images
+from fewlabel.engine import record
 from fewlabel.engine.card import Card
+from fewlabel.report.runs import Run
 
 UNSURE_BELOW = 0.8
 BATCH = 64
-FILE = "model.safetensors"
 Progress = Callable[[int, int], None]  # files read, and all of them
 
 
-class Model(NamedTuple):
+class StoredModel(NamedTuple):
     """A stored model, ready for use."""
 
     card: Card
+    weights: Tree  # as stored
     network: nn.Module
-    complete: bool  # or BatchNorm's statistics stayed at the sites
+    complete: bool  # False if BatchNorm's statistics stayed at the sites
 
     @classmethod
     def open(cls, run: Path) -> Self:
-        """The model in the directory of a run, or of what was exported; or such a file itself."""
-        card, weights = stored(run)
+        """Open the model in the directory of a run or of an export, or a model's file."""
+        card, weights = read_model(run)
         with Rng("scratch").scope():
             network = networks.build(
                 in_channels=card.channels, num_classes=len(card.classes), image_size=card.image_size, **card.network
@@ -59,44 +61,43 @@ class Model(NamedTuple):
             raise BadInput(
                 f"the weights in {run} are not of the network '{name}' as it is now; undo its change"
             ) from None
-        return cls(card, network.eval(), not tree.statistics(tree.of(network)).keys() - weights.keys())
+        return cls(card, weights, network.eval(), not tree.statistics(tree.of(network)).keys() - weights.keys())
 
 
-def stored(run: Path) -> tuple[Card, Tree]:
-    path = run if run.is_file() else run / FILE
+def read_model(run: Path) -> tuple[Card, Tree]:
+    """Read the card and the weights of a model."""
+    path = run if run.is_file() else run / record.MODEL
     if not path.is_file():
-        raise BadInput(why_none(run))
+        raise BadInput(why_no_model(run))
     try:
         with safe_open(path, "pt") as file:
-            told = json.loads((file.metadata() or {}).get("fewlabel", "{}"))
+            content = json.loads((file.metadata() or {}).get("fewlabel", "{}"))
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise StorageError(f"{path} is not a model that can be read: {error}") from None
-    if lacks := [part.name for part in fields(Card) if part.name not in told]:
+    if missing := [part.name for part in fields(Card) if part.name not in content]:
         raise StorageError(
-            f"{path} does not say its {lacks[0]}, as FewLabel's models do; if an earlier version wrote it, "
-            "delete the run's summary.json and resume the run, which writes it anew"
+            f"{path} does not say its {missing[0]}, as FewLabel's models do; if an earlier version wrote it, delete "
+            f"the run's {record.SUMMARY} and resume the run, which writes the model anew"
         )
-    return Card(**{part.name: told[part.name] for part in fields(Card)}), weights
+    return Card(**{part.name: content[part.name] for part in fields(Card)}), weights
 
 
-def why_none(run: Path) -> str:
-    """A sentence for a run without a model."""
-    from fewlabel.report.results import Result
-
+def why_no_model(run: Path) -> str:
+    """Say why a directory has no model."""
     if not run.exists():
         return f"there is no {run}; give the directory of a run"
-    if not (run / "experiment.toml").exists() and (several := sorted(run.glob("*/experiment.toml"))):
-        return f"{run} holds {counted(len(several), 'run')}; give one of them, such as {several[0].parent}"
-    result = Result(run)
-    if result.finished:
-        return f"{run} has no model: {result.name} shares none, each of its clients keeps its own"
-    again = f"fewlabel run --resume {shlex.quote(str(run))}"
-    return f"{run} is {result.standing}, and its model comes with the last; finish it by: {again}"
+    if not record.is_run(run) and (several := record.runs_in(run)):
+        return f"{run} holds {counted(len(several), 'run')}; give one of them, such as {several[0]}"
+    found = Run(run)
+    if found.finished:
+        return f"{run} has no model: {found.name} shares none, each of its clients keeps its own"
+    resume = f"fewlabel run --resume {shlex.quote(str(run))}"
+    return f"{run} is {found.status}, and its model comes with the last; finish it by: {resume}"
 
 
-def files(images: Iterable[str | Path]) -> Iterator[Path]:
-    """Files as they are named, those in folders at any depth, and those that a pattern such as '*.png' matches."""
+def image_files(images: Iterable[str | Path]) -> Iterator[Path]:
+    """Yield the files that are named, that lie in folders at any depth, or that match a pattern such as '*.png'."""
     for given in images:
         path = Path(given).expanduser()
         if path.is_dir():
@@ -108,7 +109,7 @@ def files(images: Iterable[str | Path]) -> Iterator[Path]:
             matches = sorted(glob.glob(str(path), recursive=True))
             if not matches:
                 raise BadInput(f"no file matches {path}")
-            yield from files(matches)
+            yield from image_files(matches)
         else:
             yield path
 
@@ -119,7 +120,7 @@ def is_npz(file: Path) -> bool:
 
 @dataclass
 class Reader:
-    """Reads images for a model, some at a time; what cannot be read is remembered and left out."""
+    """Reads images for a model, some at a time. It leaves out what cannot be read, and remembers why."""
 
     card: Card
     files: Sequence[Path]
@@ -129,7 +130,7 @@ class Reader:
     recoloured: int = 0
 
     def batches(self) -> Iterator[Tensor]:
-        """Normalised as in training; none is of a single image, if there are two: BatchNorm needs them."""
+        """Yield batches, normalised as in training. BatchNorm needs at least two images in each, if there are two."""
         kept: list[np.ndarray] = []
         for pixels in self.pixels():
             kept.append(pixels)
@@ -144,7 +145,7 @@ class Reader:
         return images.view(torch.arange(len(pixels)), "plain", torch.Generator())
 
     def pixels(self) -> Iterator[np.ndarray]:
-        """Each image as uint8 [C, H, W], of the model's size and channels."""
+        """Yield each image as uint8 [C, H, W], with the model's size and channels."""
         for number, file in enumerate(self.files, 1):
             try:
                 for name, image in self.arrays(file) if is_npz(file) else [(str(file), self.picture(file))]:
@@ -173,7 +174,7 @@ class Reader:
 
 
 class Answer(NamedTuple):
-    """What the model says of one image."""
+    """The prediction for one image."""
 
     file: str
     label: str
@@ -218,12 +219,11 @@ class Predictions:
             }
             for answer, row in zip(self.answers, self.probabilities.tolist(), strict=True)
         ]
-        told = {"classes": self.classes, "unsure_below": self.unsure_below, "images": images}
-        return told | {"unreadable": self.unreadable, "notes": self.notes}
+        found = {"classes": self.classes, "unsure_below": self.unsure_below, "images": images}
+        return found | {"unreadable": self.unreadable, "notes": self.notes}
 
     def csv(self, path: Path | str) -> Path:
-        """Writes a row for each image, with a column for each class."""
-
+        """Write a row for each image, with a column for each class. Return the path."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["file", "class", "probability", "unsure", *self.classes])
@@ -234,47 +234,46 @@ class Predictions:
         return Path(path)
 
 
-def predict(
+def predict_files(
     run: Path, images: Iterable[str | Path], unsure_below: float = UNSURE_BELOW, progress: Progress | None = None
 ) -> Predictions:
-    """The last round's model on images."""
+    """Predict the classes of images with the model of a run's last round."""
     if not 0 <= unsure_below <= 1:
-        raise BadInput(f"what is unsure is below a probability from 0 to 1, found {unsure_below}")
-    model = Model.open(run)
+        raise BadInput(f"unsure_below must be a probability from 0 to 1, found {unsure_below}")
+    model = StoredModel.open(run)
     card = model.card
     if card.channels not in (1, 3):
         raise BadInput(f"the model takes images of {card.channels} channels, and files have 1 or 3")
-    wanted = list(dict.fromkeys(files(images)))
-    reader, notes = Reader(card, wanted, progress or (lambda done, total: None)), []
+    files = list(dict.fromkeys(image_files(images)))
+    reader, notes = Reader(card, files, progress or (lambda done, total: None)), []
     if not model.complete:
-        seen = Reader(card, wanted)
-        batch_statistics(model.network, several_of(seen))
+        first = Reader(card, files)
+        batch_statistics(model.network, large_batches(first))
         notes.append(
-            f"BatchNorm's statistics stayed at the sites (model.buffers = 'local'): those of these {len(seen.names)} "
-            "images are used, so give many of one site at a time"
+            "the model has no BatchNorm statistics, which stayed at the sites (model.buffers = 'local'); those of "
+            f"these {len(first.names)} images are used, so give many images of one site at a time"
         )
-    found = metrics.predict(model.network, some_of(reader))
+    found = metrics.predict(model.network, batches_of(reader))
     if not found.isfinite().all():
         raise BadInput(f"the model in {run} has diverged: its probabilities are no numbers")
     if reader.recoloured:
-        notes.append(
-            f"{reader.recoloured} of {len(reader.names)} images are not {card.kind}, as the model's are: converted"
-        )
+        notes.append(f"converted {reader.recoloured} of {len(reader.names)} images to {card.kind}, as the model needs")
     return Predictions(
         tuple(card.classes), tuple(reader.names), found.numpy(), reader.unreadable, unsure_below, tuple(notes)
     )
 
 
-def some_of(reader: Reader) -> Iterator[Tensor]:
-    """Batches, or a refusal where nothing can be read."""
+def batches_of(reader: Reader) -> Iterator[Tensor]:
+    """Yield a reader's batches, or raise if it could read nothing."""
     yield from reader.batches()
     if not reader.names:
         (file, reason), *_ = reader.unreadable.items() or [("", "none was given")]
         raise BadInput(f"none of {counted(len(reader.files), 'file')} can be read; {file}: {reason}")
 
 
-def several_of(reader: Reader) -> Iterator[Tensor]:
-    for batch in some_of(reader):
-        if len(batch) == 1:  # of all images, as `batches` leaves none alone
+def large_batches(reader: Reader) -> Iterator[Tensor]:
+    """Yield a reader's batches, or raise if there is only one image."""
+    for batch in batches_of(reader):
+        if len(batch) == 1:
             raise BadInput("the model needs the statistics of several images (model.buffers = 'local'); give more")
         yield batch

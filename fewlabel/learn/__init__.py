@@ -1,1 +1,1 @@
-"""Pure functions that the methods share: the training loop and its losses."""
+"""Parts that the methods share: the training loop, optimizers, losses, pseudo-labels, weights of an average."""

@@ -1,4 +1,4 @@
-"""How much each model counts in an average of models: by size, by its distance from the others, by who has labels."""
+"""How much each model counts in an average: by size, by distance from the other models, by who has labels."""
 
 import math
 from collections.abc import Sequence
@@ -14,8 +14,11 @@ Distance = Literal["joined", "summed"]
 
 
 def distance(a: Tree, b: Tree, kind: Distance = "joined") -> float:
-    """The L2 norm of the difference of all parameters as one vector; or `summed`, as RSCFed's authors have it: the
-    norms of all entries, BatchNorm's statistics and counters among them, added up."""
+    """Return the L2 norm of the difference of all parameters as one vector.
+
+    `summed` is the version of RSCFed's authors. It adds up the norms of all entries, and these include BatchNorm's
+    statistics and counters.
+    """
     if kind == "joined":
         return tree.norm(tree.sub(a, b))
     tree.same_entries(a, b)
@@ -23,11 +26,12 @@ def distance(a: Tree, b: Tree, kind: Distance = "joined") -> float:
 
 
 def by_distance(sizes: Sequence[float], models: Sequence[Tree], beta: float, kind: Distance = "joined") -> Tensor:
-    """RSCFed eq. 5 and 6, IsoFed eq. 2 and 3: N_i exp(-beta d_i / N_i), d_i being the distance from the mean by size.
+    """Return the logarithms of N_i exp(-beta d_i / N_i): RSCFed eq. 5 and 6, IsoFed eq. 2 and 3.
 
-    As logarithms, because the exponential underflows for small N_i; their softmax are the weights.
+    d_i is the distance of model i from the mean by size. The softmax of the logarithms gives the weights. The
+    exponential itself would underflow for small N_i.
     """
-    if kind == "summed":  # counters have a mean, too
+    if kind == "summed":  # then counters need a mean, too
         models = [{name: v if v.is_floating_point() else v.double() for name, v in model.items()} for model in models]
     average = tree.mean(zip(sizes, models, strict=True))
     logs = [math.log(n) - beta * distance(model, average, kind) / n for n, model in zip(sizes, models, strict=True)]
@@ -41,10 +45,10 @@ def favour(
     share: float | None = None,
     times: float | None = None,
 ) -> list[float]:
-    """Weights that sum to 1, from their logarithms. Labeled clients get more: each so many times its weight, or else
-    together a share of all, however small their weights.
+    """Return weights that sum to 1, from their logarithms, with more weight for labeled clients.
 
-    They divide a share by size. Where all or none have labels, nothing changes.
+    `times` multiplies the weight of each labeled client. Without it, the labeled clients get `share` together, however
+    small their weights are, and divide it by size. If all clients have labels, or none, nothing changes.
     """
     has = torch.tensor(labeled, dtype=torch.bool)
     if times is not None:
@@ -59,5 +63,5 @@ def favour(
 def by_kind(
     weights: Sequence[float], labeled: Sequence[bool], share: float | None = None, times: float | None = None
 ) -> list[float]:
-    """How much the mean of labeled clients and that of the others count, for `Federation.mean`: `favour` of the two."""
+    """Return how much the labeled clients' mean and the others' mean count: `favour`, as `Federation.mean` needs it."""
     return favour(torch.tensor(weights, dtype=torch.float64).log(), weights, labeled, share, times)

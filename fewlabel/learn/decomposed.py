@@ -1,4 +1,4 @@
-"""FedMatch's network: its parameters are the sum of two sets, of which one is frozen while the other learns."""
+"""FedMatch's network: its parameters are the sum of two parts. One part is frozen while the other learns."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ WEIGHTS_OF_PARTS = tuple(
 
 
 def one_rate(method: Any, experiment: Any) -> Iterator[str]:
-    """Caution about a second learning rate, which FedMatch does not have."""
+    """Warn about a second learning rate, which FedMatch does not have."""
     if method.local.lr_unlabeled not in (None, method.local.lr):
         yield (
             f"{experiment.name}: method.local.lr_unlabeled changes nothing, as labeled and unlabeled clients have one "
@@ -45,28 +45,28 @@ class Decomposed:
         self.psi = {name: value.clone().requires_grad_() for name, value in psi.items()}
         self._borrowed = Borrowed(model)
         normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-        # Where weights are many, to read them once is faster; where they are few, smaller batches are.
+        # One large batch reads the weights only once, which is faster if they are many. Else small batches are faster.
         self._at_once = isinstance(model, Headed) and not normed and sum(map(Tensor.numel, self.psi.values())) > 2**20
-        self._others: list[tuple[Tree, Tree]] = []  # what stood in for psi, and its sum with sigma as it is
+        self._others: list[tuple[Tree, Tree]] = []  # other psis, each with its sum with the present sigma
 
     def __call__(self, x: Tensor, sigma: Tree, psi: Tree) -> Tensor:
         return self._borrowed(summed(sigma, psi), x)
 
     def logits(self, weights: Tree, *views: Tensor) -> tuple[Tensor, ...]:
-        """Its logits for each of these, with a sum of sigma and psi that serves them all."""
+        """Return the logits of each view. All views share one sum of sigma and psi: `weights`."""
         if self._at_once:
             return torch.split(self._borrowed(weights, torch.cat(views)), [len(x) for x in views])
         return tuple(self._borrowed(weights, x) for x in views)
 
     @torch.no_grad()
     def with_others(self, x: Tensor, others: list[Tree]) -> list[Tensor]:
-        """What it says with each of these in place of psi; they are added to sigma again only after it moved."""
+        """Return the logits with each of `others` in place of psi. Their sums with sigma are kept until sigma moves."""
         if [id(psi) for psi, _ in self._others] != [id(psi) for psi in others]:
             self._others = [(psi, summed(self.sigma, psi)) for psi in others]
         return [self._borrowed.judge(weights, x) for _, weights in self._others]
 
     def optimizers(self, local: Local, lr: float) -> tuple[Optimizer, Optimizer]:
-        """Of sigma and of psi."""
+        """Return an optimizer of sigma and one of psi."""
         kind = SGD if local.optimizer == "sgd" else Adam
         return kind(self.sigma.values(), local, lr), kind(self.psi.values(), local, lr)
 
@@ -78,21 +78,21 @@ class Decomposed:
         by_images: Callable[[Any], Tensor],
         clip: float | None = None,
     ) -> None:
-        """In each step sigma by the batch with labels, then psi by the one without."""
+        """In each step, train sigma on the batch with labels, then psi on the batch without."""
         for labeled, unlabeled in steps:
             if labeled:
                 fit(self.model, optimizers[0], [labeled], by_labels, clip)
-                self._others = []  # the optimizers' kernels do not count up a tensor's version
+                self._others = []  # sigma moved; its version does not show it, because of fused kernels
             if unlabeled:
                 fit(self.model, optimizers[1], [unlabeled], by_images, clip)
 
     def far(self) -> Tensor:
-        """Psi's squared distance from a frozen sigma."""
+        """Return psi's squared distance from a frozen sigma."""
         parts = [mse_loss(psi, self.sigma[name].detach(), reduction="sum") for name, psi in self.psi.items()]
         return torch.stack(parts).sum()
 
     def large(self) -> Tensor:
-        """The sum of psi's absolute values."""
+        """Return the sum of psi's absolute values."""
         return torch.stack([psi.abs().sum() for psi in self.psi.values()]).sum()
 
 
@@ -109,7 +109,7 @@ def frozen(part: Tree) -> Tree:
 
 
 def floats(part: Tree) -> Tree:
-    """What can be trained or averaged."""
+    """Return the entries that can be trained or averaged."""
     return {name: value for name, value in part.items() if value.is_floating_point()}
 
 
@@ -119,10 +119,10 @@ def zeros(part: Tree) -> Tree:
 
 @dataclass(frozen=True)
 class Update:
-    """What a client sends of FedMatch's model: the parts that it moved."""
+    """A client's upload in FedMatch: the parts of the model that it moved."""
 
-    sigma: Packed | None = None  # where labels moved it
-    psi: Packed | None = None  # where unlabeled images did
+    sigma: Packed | None = None  # if labels moved it
+    psi: Packed | None = None  # if unlabeled images moved it
 
     def check(self, network: Tree) -> None:
         for part, whole in ((self.sigma, floats(network)), (self.psi, tree.parameters(network))):
@@ -130,18 +130,18 @@ class Update:
                 placed(part, whole)
 
     def moved(self, labeled: int, unlabeled: int) -> "Update":
-        """By so many images; where nobody else moves sigma, that of a client without labels would be the average."""
+        """Return the parts that a client with so many images can move. A sigma that no label moved must not count."""
         return Update(self.sigma if labeled else None, self.psi if unlabeled else None)
 
 
 def average(parts: Mapping[str, Packed], old: Tree, weights: Iterable[float]) -> Tree:
-    """The mean of sigmas or psis that were packed against `old`, one at a time; of none, the old one."""
+    """Average sigmas, or psis, that were packed against `old`, one at a time. If there are none, return `old`."""
     moved = (old | unpack(part, floats(old)) for part in parts.values())
     return tree.mean(zip(weights, moved, strict=True), default=old)
 
 
 def traffic(sigmas: Mapping[str, Packed], psis: Mapping[str, Packed], old: Tree, clients: int) -> dict[str, float]:
-    """What a client sent, and what is not zero in its psi, in the mean, as shares of one model's numbers."""
+    """Return two shares of a model's numbers, as means over clients: those sent, and those of psi that are not zero."""
     count = sum(value.numel() for value in old.values())
     sent = sum(len(part.values) for parts in (sigmas, psis) for part in parts.values())
     filled = sum(int(value.count_nonzero()) for part in psis.values() for value in unpack(part, old).values())
@@ -149,7 +149,7 @@ def traffic(sigmas: Mapping[str, Packed], psis: Mapping[str, Packed], old: Tree,
 
 
 def shares(**parts: tuple[Mapping[str, Packed], Sequence[float]]) -> dict[str, float]:
-    """How much each client counts in the averages of sigma and of psi, by names for the round's line."""
+    """Return each client's weight in the averages of sigma and psi, by its name in the round's line."""
     return {
         f"weight_{part}_{who}": weight / sum(weights)
         for part, (moved, weights) in parts.items()

@@ -1,4 +1,4 @@
-"""A network run with weights other than its own: `functional_call`, without looking for their places each time."""
+"""Run a network with weights that are not its own: `functional_call` without a search for their places each time."""
 
 from typing import Protocol, runtime_checkable
 
@@ -9,7 +9,7 @@ from fewlabel.core.tree import Tree
 
 @runtime_checkable
 class Headed(Protocol):
-    """A network that is cut before dropout and classifier, as ours are: `classify(features(x))` are its logits."""
+    """A network in two parts, like ours: `classify(features(x))` gives its logits, and dropout is in `classify`."""
 
     def features(self, x: Tensor) -> Tensor: ...
 
@@ -17,7 +17,7 @@ class Headed(Protocol):
 
 
 class Borrowed:
-    """The network of a site, to which others lend their weights for one pass."""
+    """A site's network that borrows other weights for one pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -30,7 +30,7 @@ class Borrowed:
         self._modes = [vars(module) for module in model.modules()]
 
     def __call__(self, weights: Tree, x: Tensor) -> Tensor:
-        """Its logits with these in place of its own."""
+        """Return the logits with these weights in place of the network's own."""
         homes = [(*self._homes[name], value) for name, value in weights.items()]
         own = [part[name] for part, name, _ in homes]
         for part, name, value in homes:
@@ -43,7 +43,7 @@ class Borrowed:
         return logits
 
     def judge(self, weights: Tree, x: Tensor) -> Tensor:
-        """The same in evaluation mode; afterwards the network is in training."""
+        """Return the logits in evaluation mode. Afterwards the network is in training mode."""
         for mode in self._modes:
             mode["training"] = False
         try:

@@ -54,7 +54,7 @@ def paired(
 ) -> Iterator[tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, ...] | None]]:
     """Pass once over a site's images, in pairs of a labeled and an unlabeled batch. A kind it lacks is None.
 
-    Where a site has both kinds, the one with fewer batches starts again until the other is through.
+    If a site has both kinds, the one with fewer batches starts again until the other is through.
     """
     other = size_unlabeled or size
     first = _again(lambda: labeled.batches("weak", size)) if labeled else repeat(None)

@@ -1,4 +1,4 @@
-"""Losses: pure functions of what a network says and of what it should have said."""
+"""Losses: pure functions of a network's outputs and their targets."""
 
 import torch
 from torch import Tensor, nn
@@ -19,33 +19,33 @@ def adjusted(logits: Tensor, images: Labeled | None) -> Tensor:
 
 
 def proximal(model: nn.Module, anchor: Tree) -> Tensor:
-    """FedProx: half the squared distance of a network's parameters from those it started with."""
+    """Return FedProx's loss: half the squared distance of a network's parameters from those it started with."""
     parts = [(value - anchor[name]).square().sum() for name, value in model.named_parameters()]
     return sum(parts[1:], start=parts[0]) / 2
 
 
 def information(p: Tensor) -> Tensor:
-    """IsoFed eq. 4: low where each prediction is sure and all together are diverse; log p is kept finite."""
+    """Return IsoFed eq. 4, which is low if each prediction is sure and their mean is diverse. Log p stays finite."""
     mean, floor = p.mean(0), 1e-12
     diversity = (mean * mean.clamp(min=floor).log()).sum()
     return diversity - (p * p.clamp(min=floor).log()).sum(1).mean()
 
 
 def fixmatch(strong: Tensor, label: Tensor, sure: Tensor) -> Tensor:
-    """FixMatch: cross-entropy with the pseudo-labels of those images that are sure, in the mean over all."""
+    """Return FixMatch's loss: cross-entropy with the pseudo-labels of sure images, divided by the number of all."""
     return (cross_entropy(strong, label, reduction="none") * sure).mean()
 
 
 def uda(weak: Tensor, strong: Tensor) -> Tensor:
-    """UDA: how far the prediction for the strong view is from that for the weak one, in the mean over images."""
+    """Return UDA's loss: how far the strong view's prediction is from the weak view's, as a mean over images."""
     return kl_div(strong.log_softmax(1), weak.detach().log_softmax(1), log_target=True, reduction="batchmean")
 
 
 def annealed(logits: Tensor, y: Tensor, done: float, images: Labeled | None = None) -> Tensor:
     """UDA's training-signal annealing: cross-entropy of the labeled images that are not yet learned too well.
 
-    Of the whole training, the share `done` is over; the bound of the true class's probability grows exponentially with
-    it, from 1/C to 1.
+    `done` is the share of the training that is over. An image counts while the probability of its true class is at most
+    a bound. With `done`, the bound grows exponentially from 1/C to 1.
     """
     classes = logits.shape[1]
     bound = torch.exp(torch.tensor(5 * (done - 1))) * (1 - 1 / classes) + 1 / classes
@@ -55,19 +55,19 @@ def annealed(logits: Tensor, y: Tensor, done: float, images: Labeled | None = No
 
 
 def inter_client(local: Tensor, helpers: list[Tensor]) -> Tensor:
-    """FedMatch eq. 1: how far the local network's prediction is from each helper's, in the mean over images."""
+    """Return FedMatch eq. 1: how far the local prediction is from the helpers', summed; as a mean over images."""
     own = local.log_softmax(1)
     parts = [kl_div(own, logits.log_softmax(1), log_target=True, reduction="batchmean") for logits in helpers]
     return torch.stack(parts).sum() if parts else own.new_zeros(())
 
 
 def consistency(target: Tensor, p: Tensor) -> Tensor:
-    """RSCFed eq. 3, FedIRM eq. 1: the squared distance of two predictions, in the mean over images."""
+    """Return the squared distance of two predictions, as a mean over images: RSCFed eq. 3, FedIRM eq. 1."""
     return (target - p).square().sum(1).mean()
 
 
 def matching(theirs: Tensor, ours: Tensor, known: Tensor) -> Tensor:
-    """FedIRM eq. 6: the divergence of the rows, both ways, of the classes known on both sides."""
+    """Return FedIRM eq. 6: the divergence of the rows in both directions, for classes known on both sides."""
     theirs, ours = theirs[known], ours[known]
     difference = (theirs - ours) * (theirs.clamp(min=1e-12).log() - ours.clamp(min=1e-12).log())
     return difference.sum() / len(known)

@@ -1,4 +1,4 @@
-"""Optimizers: SGD and Adam by PyTorch's fused kernels, and the settings by which a site trains."""
+"""Optimizers: SGD and Adam on PyTorch's fused kernels, and the settings of a site's training."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,34 +15,34 @@ from fewlabel.core.tree import Tree
 
 @dataclass(frozen=True)
 class Local:
-    """How a site trains. The defaults are RSCFed's; decay and clipping are its code's, as the papers are silent."""
+    """How a site trains. The defaults are RSCFed's; weight decay and clipping are from its code, not its paper."""
 
-    epochs: Count = 1  # passes over the images of a site in a round
-    batch_size: Count = 64  # images of a batch
+    epochs: Count = 1  # passes over a site's images in a round
+    batch_size: Count = 64  # images in a batch
     lr: Positive = 0.03  # learning rate
     lr_unlabeled: Positive | None = None  # learning rate at sites without labels; by default the same
     optimizer: Literal["sgd", "adam"] = "sgd"  # which optimizer
-    momentum: Share = 0.9  # of SGD, or Adam's first
-    second_momentum: Share = 0.999  # Adam's second
+    momentum: Share = 0.9  # momentum of SGD, or beta_1 of Adam
+    second_momentum: Share = 0.999  # beta_2 of Adam
     weight_decay: NonNegative = 5e-4  # pull of weights towards zero
-    clip: Positive | None = 5.0  # largest norm of the gradient
+    clip: Positive | None = 5.0  # largest norm of a gradient; longer ones are shortened to it
 
 
 class Optimizer(Protocol):
-    """Changes parameters by their gradients, one step at a time."""
+    """An optimizer changes parameters by their gradients, one step at a time."""
 
     parameters: list[Tensor]
     lr: float
-    slots: dict[str, list[Tensor]]  # what it remembers of each parameter
+    slots: dict[str, list[Tensor]]  # what it remembers about each parameter
 
     def step(self) -> None: ...
 
 
 class SGD:
-    """SGD with momentum and weight decay: the kernel of `torch.optim.SGD(fused=True)` without what lies around it.
+    """SGD with momentum and weight decay: the kernel of `torch.optim.SGD(fused=True)` without the rest of torch.optim.
 
-    The first use of torch.optim loads PyTorch's compiler, two seconds in each process, and each of its steps costs a
-    small network a quarter of a millisecond; this one a tenth of that.
+    The first use of torch.optim loads PyTorch's compiler, which takes two seconds in each process. Each of its steps
+    takes a quarter of a millisecond for a small network. A step here takes a tenth of that.
     """
 
     def __init__(self, parameters: Iterable[Tensor], local: Local, lr: float | None = None) -> None:
@@ -69,7 +69,7 @@ class SGD:
 
 
 class Adam:
-    """Adam with L2 weight decay, as `torch.optim.Adam`, by its fused kernel."""
+    """Adam with L2 weight decay, like `torch.optim.Adam`, on its fused kernel."""
 
     def __init__(self, parameters: Iterable[Tensor], local: Local, lr: float | None = None) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
@@ -107,7 +107,7 @@ def _used(optimizer: Optimizer) -> tuple[list[Tensor], list[Tensor], list[list[T
 
 
 def optimizer(model: nn.Module, local: Local, labels: bool = True, memory: Tree | None = None) -> Optimizer:
-    """Make the optimizer of a site with or without labels. It goes on from a `memory` that `memory_of` kept, if any."""
+    """Make the optimizer of a site with or without labels. With a `memory` from `memory_of`, it goes on from there."""
     kind = SGD if local.optimizer == "sgd" else Adam
     made = kind(dict.fromkeys(tree.state(model).values()), local, local.lr if labels else local.lr_unlabeled)
     slots = memory_of(made)

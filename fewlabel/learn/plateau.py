@@ -1,4 +1,4 @@
-"""How well a network does on labeled images, and a learning rate that falls when it does no better."""
+"""How well a network does on labeled images, and a learning rate that falls when the network stops improving."""
 
 import math
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from fewlabel.core.tree import Tree
 @dataclass(frozen=True)
 class Score:
     accuracy: float
-    loss: float  # cross-entropy, in the mean over images
+    loss: float  # mean cross-entropy
 
 
 @torch.no_grad()
 def score(say: Callable[[Tensor], Tensor], labeled: Labeled) -> Score:
-    """Score what a network says of these images."""
+    """Score a network, given as a function from images to logits, on labeled images."""
     right, loss = 0, 0.0
     for x, y in labeled.batches("plain", 500, shuffle=False):
         logits = say(x)
@@ -32,7 +32,7 @@ def score(say: Callable[[Tensor], Tensor], labeled: Labeled) -> Score:
 
 
 def score_on_validation(site: Site[Any], weights: Tree) -> Score:
-    """How well these weights do on the validation set of the server, which has one."""
+    """Score weights on the server's validation set, which must exist."""
     assert site.validation is not None
     return score(site.load(weights).eval(), site.validation)
 
@@ -55,5 +55,5 @@ class Rate:
 def updated(
     rates: dict[str, Rate], scores: dict[str, Score], lr: float, patience: int, factor: float
 ) -> dict[str, Rate]:
-    """Return the rates by name after a round in which some were scored. A new one starts as `lr`."""
+    """Return all rates by name after a round in which some models were scored. A new rate starts as `lr`."""
     return rates | {who: rates.get(who, Rate(lr)).after(found.loss, patience, factor) for who, found in scores.items()}

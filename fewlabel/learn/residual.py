@@ -1,4 +1,4 @@
-"""CBAFed's residual weight connection: now and then, weights are blended with those of some epochs or rounds ago."""
+"""CBAFed's residual weight connection: every few epochs or rounds, weights are blended with earlier ones."""
 
 from collections.abc import Iterator
 
@@ -9,14 +9,14 @@ from fewlabel.core.tree import Tree
 
 
 def blend(old: Tree, new: Tree, share: float) -> Tree:
-    """CBAFed eq. 1, 3 and 21: share * old + (1 - share) * new."""
+    """Return share * old + (1 - share) * new: CBAFed eq. 1, 3 and 21."""
     return tree.mean([(share, old), (1 - share, new)])
 
 
 def epochs(model: nn.Module, number: int, share: float, skip: int, first: int = 0) -> Iterator[int]:
-    """CBAFed eq. 1: counts epochs 1, 2, …, and after every skip-th blends the network with itself `skip` epochs ago.
+    """Yield epochs 1, 2, … and every `skip` epochs blend the network with its weights `skip` epochs ago: CBAFed eq. 1.
 
-    Epochs are counted from the received weights, or (`first` = 1, as the authors do) from those after the first epoch.
+    `skip` is counted from the received weights, or from those after the first epoch: `first` = 1, the authors' version.
     """
     before = tree.of(model) if share else {}
     for epoch in range(1, number + 1):

@@ -1,4 +1,4 @@
-"""Trees as one vector of what differs from another tree: exact to the bit, and small where little does."""
+"""Pack a tree as the numbers that differ from another tree: exact to the bit, and small if few of them differ."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from fewlabel.core.tree import Tree
 
 @dataclass(frozen=True)
 class Packed:
-    """A tree's numbers in the order of its names; with a bitmap, only those that it marks."""
+    """A tree's numbers in the order of its names. With a bitmap, only the numbers that it marks."""
 
     values: Tensor
-    marked: Tensor | None = None  # uint8, eight entries in each, the first in the lowest bit
+    marked: Tensor | None = None  # the bitmap as uint8, eight numbers in each, the first in the lowest bit
 
 
 def pack(new: Tree, old: Tree | None = None) -> Packed:
-    """What differs from `old`, or from zero, with a bitmap of where; or all of it, if that is smaller."""
+    """Pack the numbers that differ from `old`, or from zero, and a bitmap of their places. Pack all if that is less."""
     values = _flat(new)
     before = torch.zeros_like(values) if old is None else _flat(old)
     differs = values.view(torch.int32) != before.view(torch.int32)  # -0.0 is not 0.0
@@ -27,13 +27,16 @@ def pack(new: Tree, old: Tree | None = None) -> Packed:
 
 
 def trimmed(new: Tree, old: Tree, zero_below: float, keep_below: float) -> Tree:
-    """Numbers near zero as zeros, and those near the old ones as they were: less to send. NaN is near nothing."""
+    """Set numbers near zero to zero, and numbers that hardly changed to the old ones, so that less is sent.
+
+    NaN is near nothing.
+    """
     near = {name: value.masked_fill(value.abs() < zero_below, 0.0) for name, value in new.items()}
     return {name: old[name].where((value - old[name]).abs() < keep_below, value) for name, value in near.items()}
 
 
 def unpack(packed: Packed, old: Tree) -> Tree:
-    """The tree, given the one that it was packed against, or zeros of its shapes."""
+    """Return the tree. `old` is the tree that it was packed against, or zeros of its shapes."""
     values = _flat(old)
     values[placed(packed, old)] = packed.values
     parts = torch.split(values, [old[name].numel() for name in sorted(old)])
@@ -41,7 +44,7 @@ def unpack(packed: Packed, old: Tree) -> Tree:
 
 
 def placed(packed: Packed, old: Tree) -> Tensor:
-    """Which numbers of the tree are packed; a sentence of what is wrong, where they do not fit it."""
+    """Return a mask of the tree's numbers that are packed. Raise ValueError if the numbers do not fit the tree."""
     count = sum(value.numel() for value in old.values())
     if packed.values.dtype != torch.float32 or packed.values.ndim != 1:
         raise ValueError(f"packed numbers must be a vector of torch.float32, found {_looks(packed.values)}")

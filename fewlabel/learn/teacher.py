@@ -1,4 +1,4 @@
-"""The mean teacher: a slow copy of the student tells it what to say (Tarvainen and Valpola, NeurIPS 2017)."""
+"""The mean teacher: a slow copy of the student gives it its targets (Tarvainen and Valpola, NeurIPS 2017)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from fewlabel.learn.optim import Local, Optimizer
 
 @dataclass(frozen=True)
 class MeanTeacher:
-    """RSCFed's mean teacher; whatever is not in its paper is off, and on in its authors' code."""
+    """RSCFed's mean teacher. The defaults are the paper's; `rscfed-authors` sets what the authors' code does."""
 
-    decay: Share = 0.999  # 1 - alpha
-    temperature: Positive = 0.5  # tau of the sharpening
-    weight: NonNegative = 1.0  # of the consistency loss
-    student_view: Literal["weak", "strong"] = "weak"
-    ramp: bool = False  # the teacher begins as a mean of all students so far, until `decay` is reached
-    buffers: bool = True  # BatchNorm's statistics follow the student's; else they stay as they were at first
+    decay: Share = 0.999  # 1 - alpha: how much of the teacher's weights stays in each step
+    temperature: Positive = 0.5  # tau: temperature of the sharpening; the lower, the sharper
+    weight: NonNegative = 1.0  # weight of the consistency loss
+    student_view: Literal["weak", "strong"] = "weak"  # the student's view of an image; the teacher's is weak
+    ramp: bool = False  # the teacher starts as the mean of all students so far, until `decay` is reached
+    buffers: bool = True  # BatchNorm's statistics follow the student's; if false, they stay as they were at first
     nominal_batch: bool = False  # the last, smaller batch counts less: its loss is divided by the full batch size
 
 
@@ -41,10 +41,10 @@ class Memory:
 
 
 class Teacher:
-    """Weights that follow a network's, and run on that same network."""
+    """A teacher: weights that follow those of a network, and run on the same network."""
 
     def __init__(self, model: nn.Module, settings: MeanTeacher, weights: Tree | None = None, step: int = 0) -> None:
-        """Begins where the network is, unless it is given weights; they are copied."""
+        """Start from a copy of `weights`, or from those of the network if there are none."""
         self.model, self.settings, self.step = model, settings, step
         student = model.state_dict(keep_vars=True)
         self.weights = {name: value.clone() for name, value in weights.items()} if weights else tree.of(model)
@@ -55,13 +55,13 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        """The teacher's probabilities, sharpened."""
+        """Return the teacher's probabilities, sharpened."""
         logits = self._borrowed.judge(self.weights, x)
         return sharpen(logits.softmax(1), self.settings.temperature)
 
     @torch.no_grad()
     def follow(self) -> None:
-        """RSCFed eq. 4, IsoFed eq. 1: teacher = alpha * student + (1 - alpha) * teacher."""
+        """Set teacher = alpha * student + (1 - alpha) * teacher: RSCFed eq. 4, IsoFed eq. 1."""
         decay = self.settings.decay
         if self.settings.ramp:
             decay = min(1 - 1 / (self.step + 1), decay)
@@ -70,7 +70,7 @@ class Teacher:
 
 
 def sharpen(p: Tensor, temperature: float) -> Tensor:
-    """RSCFed eq. 2, by way of p / max p: its power cannot vanish."""
+    """Sharpen probabilities, RSCFed eq. 2. Dividing by their maximum first keeps their powers from vanishing."""
     raised = (p / p.amax(1, keepdim=True)).pow(1 / temperature)
     return raised / raised.sum(1, keepdim=True)
 
@@ -83,9 +83,9 @@ def train(
     unlabeled: Unlabeled | None,
     audit: Callable[[Tensor, Tensor, int], None],
 ) -> None:
-    """A client's epochs: cross-entropy on labeled images, consistency with the teacher on unlabeled ones.
+    """Train a client for its epochs: cross-entropy on labeled images, consistency with the teacher on unlabeled ones.
 
-    Where there are both, a step adds the two losses. After each step the teacher follows.
+    If there are both, a step adds the two losses. After each step the teacher follows the student.
     """
     model, settings, size = teacher.model, teacher.settings, local.batch_size
 

@@ -1,4 +1,4 @@
-"""The methods by name, each with its settings. A new one is one new file and one line here."""
+"""All methods by name, with their settings. To add a method, write one file and add one line here."""
 
 from dataclasses import replace
 from typing import Any
@@ -72,9 +72,9 @@ METHODS: dict[str, Any] = {
     },
     "local-sl": FedAvg(local=FedMatch().local, sharing=False),
     "fed-consist": RSCFed(sub_sampling=False, reweighting=False),
-    "fed-consist-batch": CBAFed(labeling="batch", labeled_share=0.5, **PLAIN_LABELS),  # as CBAFed reads it
+    "fed-consist-batch": CBAFed(labeling="batch", labeled_share=0.5, **PLAIN_LABELS),  # as CBAFed's paper has it
     "fed-consist-plus": CBAFed(**PLAIN_LABELS),
-    "fed-consistency": FedIRM(relation_weight=0.0),  # as FedIRM reads it
+    "fed-consistency": FedIRM(relation_weight=0.0),  # as FedIRM's paper has it
     "fed-selftraining": CBAFed(labeling="refreshed", threshold=0.0, warmup=0, local=FedIRM().local, **PLAIN_LABELS),
     "fedavg-plus": CBAFed(labeling="none", warmup=0),
     "mt-wfedavg": RSCFed(sub_sampling=False, labeled_share=None, teacher=MeanTeacher(student_view="strong")),
@@ -83,22 +83,22 @@ METHODS: dict[str, Any] = {
 ABOUT = {
     **{
         f"{sharing}-{loss}": f"{name} on unlabeled images {how}: a baseline of FedMatch's paper."
-        for sharing, how in {"fedavg": "and FedAvg", "fedprox": "and FedProx", "local": "and no sharing"}.items()
+        for sharing, how in {"fedavg": "with FedAvg", "fedprox": "with FedProx", "local": "without sharing"}.items()
         for loss, name in {"fixmatch": "FixMatch", "uda": "UDA"}.items()
     },
-    "local-sl": "Each client alone, on its labels: Local-SL of FedMatch's paper, where all have all labels.",
-    "fedprox": "FedAvg with a proximal term, and clients that count alike.",
-    "rscfed-authors": "RSCFed as its authors' code has it for SVHN.",
-    "fedirm-authors": "FedIRM as its authors' code has it.",
-    "cbafed-authors": "CBAFed as its authors' code has it for SVHN.",
-    "fedmatch-iclr": "FedMatch as its authors' code has it, the ICLR version, for labels at clients; on resnet9.",
-    "fedmatch-iclr-server": "The same for labels at the server: FedMatch as its authors' code has it; on resnet9.",
-    "fedmatch-sparse": "FedMatch with a psi that is drawn towards zero, and costs less to send.",
-    "fed-consist": "Mean teachers; labeled clients have half of the weight. Fed-Consist as RSCFed's paper has it.",
-    "fed-consist-batch": "Pseudo-labels batch by batch, half of the weight to labels: Fed-Consist in CBAFed's paper.",
-    "fed-consist-plus": "Pseudo-labels fixed for a round, by one threshold: Fed-Consist+ of CBAFed's paper.",
+    "local-sl": "Each client trains alone on its labels: Local-SL of FedMatch's paper, where all images have labels.",
+    "fedprox": "FedAvg with a proximal term; all clients count alike.",
+    "rscfed-authors": "RSCFed as in its authors' code for SVHN.",
+    "fedirm-authors": "FedIRM as in its authors' code.",
+    "cbafed-authors": "CBAFed as in its authors' code for SVHN.",
+    "fedmatch-iclr": "FedMatch as in its authors' code (ICLR version), for labels at clients; made for resnet9.",
+    "fedmatch-iclr-server": "FedMatch as in its authors' code, for labels at the server; made for resnet9.",
+    "fedmatch-sparse": "FedMatch with a psi that is pulled towards zero, so that less is sent.",
+    "fed-consist": "Mean teachers; labeled clients get half of the weight: Fed-Consist of RSCFed's paper.",
+    "fed-consist-batch": "Pseudo-labels for each batch; labeled clients get half of the weight: CBAFed's Fed-Consist.",
+    "fed-consist-plus": "Pseudo-labels fixed for a round, with one threshold: Fed-Consist+ of CBAFed's paper.",
     "fed-consistency": "FedIRM without its relations: Fed-Consistency of its paper.",
-    "fed-selftraining": "All images get the pseudo-label of the moment, epoch by epoch; in FedIRM's paper.",
-    "fedavg-plus": "FedAvg among labeled clients with residual weights: FedAvg+ of CBAFed's paper.",
-    "mt-wfedavg": "Mean teachers, and averages by distance: MT+wFed-Avg of IsoFed's paper.",
+    "fed-selftraining": "All unlabeled images get new pseudo-labels in each epoch: a baseline of FedIRM's paper.",
+    "fedavg-plus": "FedAvg among labeled clients, with residual weights: FedAvg+ of CBAFed's paper.",
+    "mt-wfedavg": "Mean teachers, and an average by distance: MT+wFed-Avg of IsoFed's paper.",
 }

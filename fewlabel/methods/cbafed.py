@@ -1,18 +1,32 @@
 """CBAFed: class-balanced adaptive pseudo-labels (Li et al., CVPR 2023).
 
-First the labeled clients train alone (eq. 2). Then an unlabeled client labels its images once a round with the model
-that it receives (eq. 4, 5, 14: `learn.labeling.select`), by thresholds that the server lowers for classes rarely
-trained on (eq. 6 to 13: `learn.labeling.thresholds`); an image too uncertain for its first class gets its second, if
-that one is rare (eq. 15 to 17). It trains on them (eq. 18) and tells how many of each class they were (eq. 19). Models
-are averaged by the images used (eq. 20). Every s epochs in labeled clients, and every s rounds at the server, weights
-are blended with earlier ones (eq. 1, 3, 21: `learn.residual`).
+First the labeled clients train alone (eq. 2). Then an unlabeled client labels its images once a round, with the model
+that it receives (eq. 4, 5, 14: `learn.thresholds.select`). The server sets a threshold for each class. Classes that
+were rarely trained on get a lower one (eq. 6 to 13: `learn.thresholds.class_shares`, `learn.thresholds.thresholds`). An
+image below the threshold of its most likely class gets its second class, if that class is rare (eq. 15 to 17: also
+`select`). The client trains on these labels (eq. 18), and sends how many images of each class it used (eq. 19). The
+server averages models by the number of images used (eq. 20). Every s epochs at labeled clients, and every s rounds at
+the server, weights are blended with earlier ones (eq. 1, 3, 21: `learn.residual`).
 
-Rounds of eq. 21 are counted from the end of the warm-up, whose model is the first to be blended with, as in the
-authors' code: by the paper's count it would be the untrained one. A client with labeled and unlabeled images trains as
-a labeled one, on both. Whoever selects nothing sends nothing. The rare classes of eq. 16 are those with less than 0.3 /
-C of all images, as in the authors' code: with the shares as eq. 13 scales them (`tail_scaled`), most classes would be
-rare where there are few. `cbafed-authors` sets what the authors' code does on SVHN; left out of it: training on the
-very crops that were labeled, and a last batch of one image that is skipped.
+Departures from the paper, and decisions where it is silent:
+
+- Eq. 16: a class is rare if it has less than beta / C of all images, as in the authors' code. The shares of eq. 13 are
+  scaled by C / 10, so this code compares them with beta / 10. The paper prints beta / C for the scaled shares; that is
+  the option `tail_scaled`. Both are the same for 10 classes. For CIFAR-100 our bound is ten times the printed one. With
+  few classes the printed one makes most of them rare.
+- Eq. 12 bounds the thresholds. It does not hold after the limit of eq. 11 or the scaling of eq. 13, and is not used.
+- Eq. 21: rounds are counted from the end of the warm-up, and the first blend is with the model of the warm-up, as in
+  the authors' code. By the paper's count, the first blend would be with the untrained model.
+- Eq. 1: a labeled client first blends with the weights that it received, as printed. The authors' code blends with the
+  weights after the first epoch (`blend_from_first`).
+- The paper leaves most numbers to its supplement: learning rates, batch size, epochs of the warm-up, tau, beta, s,
+  alpha_1 and alpha_2. The defaults are those of the authors' code for SVHN.
+- A client with labeled and unlabeled images trains as a labeled client, on both.
+- A client that selects no image sends nothing. If no client answers in a round of the warm-up, the warm-up takes one
+  round more.
+- As long as no class has been counted, all classes count as equally frequent.
+- `cbafed-authors` sets what the authors' code does on SVHN, with two exceptions: it does not train on the very crops
+  that were labeled, and it does not skip a last batch of one image.
 """
 
 from dataclasses import dataclass
@@ -46,12 +60,12 @@ HISTOGRAM = "the class histogram of a labeled site, and nearly that of an unlabe
 
 @dataclass(frozen=True)
 class State:
-    """What the server keeps."""
+    """The server's state."""
 
     model: Tree
     before: Tree  # the model to blend with
-    counts: Tensor  # sigma: images of each class in the last round; zeros where nothing needs them
-    lost: int = 0  # rounds of the warm-up in which nobody answered, so that it takes longer
+    counts: Tensor  # sigma: images of each class in the last round; zeros if nothing needs them
+    lost: int = 0  # rounds of the warm-up in which nobody answered; it takes so many rounds longer
 
 
 @dataclass(frozen=True)
@@ -66,35 +80,36 @@ class Message:
 class Update:
     model: Weights
     used: int  # images trained on
-    counts: Tensor | None = None  # of each class
+    counts: Tensor | None = None  # images of each class
 
 
 @dataclass(frozen=True)
 class CBAFed:
-    """Fixed pseudo-labels by class-balanced thresholds, second guesses for rare classes, residual weights."""
+    """Pseudo-labels fixed for a round; a threshold for each class; second guesses for rare ones; residual weights."""
 
-    warmup: Natural = 1  # P: rounds of the labeled clients alone
-    warmup_epochs: Count = 501  # J: epochs of a labeled client in a round of the warm-up
-    threshold: Share = 0.84  # tau: probability above which a pseudo-label counts, before it is fitted to each class
-    highest: Share = 0.95  # tau_h: the highest threshold of a class
-    beta: NonNegative = 0.3  # a class is rare if its share is below beta / C
-    skip: Count = 5  # s: epochs at labeled clients, or rounds at the server, from one blend of weights to the next
+    warmup: Natural = 1  # P: rounds at the start in which only labeled clients train
+    warmup_epochs: Count = 501  # J: epochs at a labeled client in a round of the warm-up
+    threshold: Share = 0.84  # tau: the threshold above which a pseudo-label counts, before it is adapted to each class
+    highest: Share = 0.95  # tau_h: the highest threshold that a class can have
+    beta: NonNegative = 0.3  # a class is rare if its share of all images is below beta / C
+    skip: Count = 5  # s: weights are blended every s epochs at labeled clients, and every s rounds at the server
     blend_epochs: Share = 0.8  # alpha_1: share of the earlier weights in a blend at clients and in the warm-up
-    blend_rounds: Share = 0.5  # alpha_2: the same at the server, after the warm-up
-    epochs_unlabeled: Count = 1  # of a round at clients without labels
+    blend_rounds: Share = 0.5  # alpha_2: share of the earlier weights in a blend at the server after the warm-up
+    epochs_unlabeled: Count = 1  # epochs of a round at clients without labels
     local: Local = Local(epochs=11, batch_size=64, lr=0.03, lr_unlabeled=0.02)
-    # The paper's ablations and its strategies of labeling: once a round, once an epoch, each batch, or not at all.
-    labeling: Literal["fixed", "refreshed", "batch", "none"] = "fixed"  # when pseudo-labels are made
-    adaptive: bool = True  # else one threshold for all classes
+    # The paper's ablations and its strategies of labeling.
+    labeling: Literal["fixed", "refreshed", "batch", "none"] = "fixed"  # when to make pseudo-labels: once a round,
+    #   once an epoch, for each batch, or never
+    adaptive: bool = True  # a threshold for each class; if false, one for all
     tail: bool = True  # second guesses for rare classes
-    residual: bool = True  # weights are blended with earlier ones
-    tail_scaled: bool = False  # eq. 16 with the shares of eq. 13, not 8; of two classes, both would be rare
-    labeled_share: Share | None = None  # RSCFed's weight adjustment: the labeled clients' part of the average
+    residual: bool = True  # blend weights with earlier ones
+    tail_scaled: bool = False  # eq. 16 as printed, with the scaled shares of eq. 13; of two classes, both may be rare
+    labeled_share: Share | None = None  # RSCFed's weight adjustment: the labeled clients' share of the average
     # What the authors' code does beyond the paper.
-    labeled_times: Positive | None = None  # a factor for each labeled client's weight; 10 for ISIC
-    blend_from_first: bool = False  # epochs of the residual are counted from the weights after the first
-    label_view: Literal["plain", "weak"] = "plain"  # of the images that are labeled
-    persistent_optimizer: bool = False  # momentum stays with the client
+    labeled_times: Positive | None = None  # factor for the weight of each labeled client; 10 for ISIC
+    blend_from_first: bool = False  # blend with the weights after the first epoch, not with the received ones
+    label_view: Literal["plain", "weak"] = "plain"  # the view of an image by which it gets its label
+    persistent_optimizer: bool = False  # each client keeps its momentum between rounds
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT})
     leaves = COUNTS + HISTOGRAM + SUMS_DO
@@ -103,7 +118,7 @@ class CBAFed:
 
     @property
     def balanced(self) -> bool:
-        """Whether classes must be counted."""
+        """True if classes must be counted."""
         return self.labeling != "none" and (self.adaptive or self.tail)
 
     def init(self, fed: Federation) -> State:
@@ -118,7 +133,7 @@ class CBAFed:
         warm, alone = number <= self.warmup, number <= self.warmup or self.labeling == "none"
         shares = class_shares(state.counts if state.counts.any() else torch.ones(fed.num_classes))  # eq. 8, 13
         bounds = thresholds(shares, self.threshold, self.highest) if self.adaptive else self.threshold + 0 * shares
-        rare = self.beta / (fed.num_classes if self.tail_scaled else 10)  # of shares that eq. 13 scaled by C / 10
+        rare = self.beta / (fed.num_classes if self.tail_scaled else 10)  # for shares that eq. 13 scales by C / 10
         message = Message(state.model, bounds, (shares < rare) & self.tail, warm)
         jobs = broadcast(fed.sample(among=fed.labeled if alone else None), message)
         kinds = partial(by_kind, share=self.labeled_share, times=self.labeled_times)
@@ -170,7 +185,7 @@ class CBAFed:
         return cross_entropy(adjusted(model(x), images), y)
 
     def labeled(self, site: Site[Memory], unlabeled: Unlabeled, index: Tensor, y: Tensor, epoch: int) -> Labeled:
-        """A site's labeled images, if any, and those that got a pseudo-label."""
+        """Return a site's labeled images, if any, together with those that got a pseudo-label."""
         site.audit(index, y, epoch)
         pseudo = unlabeled.with_labels(index, y)
         return site.labeled + pseudo if site.labeled else pseudo
@@ -178,7 +193,10 @@ class CBAFed:
     def batchwise(
         self, site: Site[Memory], unlabeled: Unlabeled, msg: Message, steps: Optimizer, epoch: int
     ) -> Labeled:
-        """An epoch in which each batch is labeled by the network as it is by then; returns the images used."""
+        """Train for one epoch in which the network labels each batch just before it learns from it.
+
+        Return the images that were used.
+        """
         model, labels = site.model, torch.full((len(unlabeled),), -1, device=site.device)
 
         def loss(batch: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, ...] | None]) -> Tensor | None:

@@ -1,15 +1,20 @@
 """FedAvg (McMahan et al., AISTATS 2017) and FedProx (Li et al., MLSys 2020), supervised or with FixMatch or UDA.
 
-In a federation where few have labels this is the floor of every table (`labels-only`), and with all labels its
-ceiling (`all-labels`). Where the server holds labels, it trains on them first, alone if no client has any.
-FedProx adds mu/2 |w - w_received|^2 to the loss; its weights in the average are equal, as in the FedMatch paper.
-FixMatch (Sohn et al., NeurIPS 2020) and UDA (Xie et al., NeurIPS 2020, with annealing) add their loss on unlabeled
-images, by which clients without labels can train, too: the FedMatch paper's baselines. Its Local-* rows share nothing:
-each client goes on from its own model of the round before, and models are measured where they are.
+FedAvg among the clients that have labels is the floor of every table (`labels-only`). FedAvg with all labels is the
+ceiling (`all-labels`). If the server has labels, it trains on them first; if no client has any, it trains alone.
+FedProx adds mu/2 |w - w_received|^2 to the loss (`learn.losses.proximal`). FixMatch (Sohn et al., NeurIPS 2020) and UDA
+(Xie et al., NeurIPS 2020, with annealing) add a loss on unlabeled images (`fixmatch`, `uda` and `annealed` in
+`learn.losses`), so that clients without labels can train, too. These are baselines of FedMatch's paper. Its Local-*
+rows share nothing: each client goes on from its own model of the round before, and every model is measured at its
+client.
 
-With `patience`, a client's learning rate falls to a third when its model's loss on the server's validation set was not
-lower for so many rounds, as in all rows of the FedMatch paper but Local-*, whose models the server never sees. The
-server then holds all models of a round until they are scored, where it else holds two.
+Departures from the papers, and decisions where they are silent:
+
+- In FedProx all clients count alike in the average, as in FedMatch's paper. That paper gives no mu; `fedprox` has 0.01.
+- UDA's annealing counts steps over all rounds of a run.
+- With `patience`, a client's learning rate is divided by three if the loss of its model on the server's validation set
+  was not lower for so many rounds. This is so in all rows of FedMatch's paper except Local-*, whose models the server
+  never sees. The server then holds all models of a round until they are scored. Otherwise it holds two.
 """
 
 from dataclasses import dataclass, field, replace
@@ -46,29 +51,29 @@ from fewlabel.learn.thresholds import confident
 @dataclass(frozen=True)
 class State:
     model: Tree
-    rates: dict[str, Rate] = field(default_factory=dict)  # of clients and of the server, as shares of the first one
+    rates: dict[str, Rate] = field(default_factory=dict)  # of clients and the server, as shares of the first rate
 
 
 @dataclass(frozen=True)
 class Message:
     model: Weights
-    rate: float = 1.0  # times the learning rate
+    rate: float = 1.0  # factor for the learning rate
 
 
 @dataclass(frozen=True)
 class FedAvg:
-    """Supervised federated averaging among the clients that hold labels."""
+    """Supervised federated averaging among the clients that have labels."""
 
     local: Local = Local(epochs=5, batch_size=10)  # E and B of the FedAvg paper
-    weights: Literal["size", "uniform"] = "size"  # of a client in the average: its images, or all alike
+    weights: Literal["size", "uniform"] = "size"  # how clients count in the average: by their images, or all alike
     proximal: NonNegative = 0.0  # mu of FedProx: pull towards the received weights
-    unlabeled: Literal["none", "fixmatch", "uda"] = "none"  # how unlabeled images are learned from
-    weight_unlabeled: NonNegative = 1.0  # lambda_u: of the loss on unlabeled images
-    confidence: Share = 0.75  # FixMatch's threshold, as in the FedMatch paper
-    batch_unlabeled: Count = 50  # images of an unlabeled batch
-    sharing: bool = True  # else each client trains for itself
-    patience: Count | None = None  # rounds without a lower validation loss, after which a learning rate falls
-    decay: Positive = 3.0  # by what it is divided
+    unlabeled: Literal["none", "fixmatch", "uda"] = "none"  # how to learn from unlabeled images
+    weight_unlabeled: NonNegative = 1.0  # lambda_u: weight of the loss on unlabeled images
+    confidence: Share = 0.75  # probability from which FixMatch uses a pseudo-label, as in FedMatch's paper
+    batch_unlabeled: Count = 50  # images in an unlabeled batch
+    sharing: bool = True  # average the clients' models; if false, each client trains for itself
+    patience: Count | None = None  # a learning rate falls after so many rounds without a lower validation loss
+    decay: Positive = 3.0  # a learning rate that falls is divided by this
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
 
@@ -150,7 +155,7 @@ class FedAvg:
             batches = paired(site.labeled, unlabeled, ("weak", "strong"), *sizes)
             fit(model, updates, batches, loss, self.local.clip)
         site.score(model)
-        if site.labeled and unlabeled:  # what is not forgotten of the labels
+        if site.labeled and unlabeled:  # how much of the labels it has not forgotten
             site.show(labeled_accuracy=torch.tensor(score(model.eval(), site.labeled).accuracy))
         if self.sharing:
             return Model(site.weights())
@@ -158,7 +163,7 @@ class FedAvg:
         return None
 
     def unsupervised(self, site: Site[Model], batch: tuple[Tensor, ...], epoch: int) -> Tensor:
-        """FixMatch's loss, or UDA's."""
+        """Return FixMatch's loss, or UDA's."""
         weak, strong, index = batch
         with torch.no_grad():
             logits = site.model(weak)

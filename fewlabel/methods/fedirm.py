@@ -1,16 +1,25 @@
 """FedIRM: inter-client relation matching (Liu et al., MICCAI 2021).
 
-Unlabeled clients keep two views of an image consistent (eq. 1). A labeled client summarises how its model confuses
-classes in a relation matrix (eq. 2, 3); the server averages the matrices, and in the next round unlabeled clients draw
-theirs, from pseudo-labels of low uncertainty under dropout (eq. 4, 5), towards it (eq. 6), with a weight that grows
-over the first rounds (eq. 7). All functions of these equations are in `learn.relation`.
+Unlabeled clients train for equal predictions on two views of an image (eq. 1: `learn.losses.consistency`). A labeled
+client trains on its labels, and summarises in a relation matrix how its model confuses classes (eq. 2, 3:
+`learn.relation.class_sums`, `learn.relation.relation`). The server averages these matrices. In the next round, an
+unlabeled client builds its own matrix from pseudo-labels that are certain under dropout (eq. 4, 5:
+`learn.relation.with_dropout`, `learn.relation.entropy`). It pulls this matrix towards the average (eq. 6:
+`learn.losses.matching`). The weight of its losses grows over the first rounds (eq. 7: `learn.relation.ramp`).
 
-Eq. 5 averages probabilities, which softened can never be as sharp as the labeled rows; here both sides average what
-comes before the softmax, unless `eq5_as_printed`. The weight of eq. 7 stops growing at 1. A class that a client lacks
-is left out of the average and of eq. 6. The relation of a labeled client is that of its trained model.
-`fedirm-authors` sets what the authors' code does; left out of it: cross-entropy summed over two views, a learning rate
-that rises when unlabeled clients join, a teacher that runs with dropout and statistics of the batch, and dropout passes
-that move BatchNorm's statistics.
+Departures from the paper, and decisions where it is silent:
+
+- Eq. 1 is a mean over images here. The paper prints a sum.
+- Eq. 5 averages probabilities. Once softened, these can never be as sharp as the rows of labeled clients. Here both
+  sides average logits, the outputs before the softmax. The option `eq5_as_printed` averages probabilities.
+- Eq. 7: the weight stops growing at 1. As printed, it would reach 120,000 in round 100.
+- A class without images at a client is left out of the average and of eq. 6. There is no relation loss before the first
+  labeled relation exists.
+- A labeled client's relation is that of its model after training, over all of its images.
+- The paper gives no learning rate and no weight decay. They are from the authors' code.
+- `fedirm-authors` sets what the authors' code does, with four exceptions: no cross-entropy summed over two views, no
+  learning rate that rises when unlabeled clients join, no teacher that runs with dropout and the statistics of a batch,
+  and no dropout passes that move BatchNorm's statistics.
 """
 
 import math
@@ -46,12 +55,12 @@ pseudo-labels, should agree with labeled ones. Blank: a client is sure of no ima
 @dataclass(frozen=True)
 class Relation:
     rows: Tensor  # [C, C]
-    known: Tensor  # bool [C]: classes that somebody has
+    known: Tensor  # bool [C]: classes with images
 
 
 @dataclass(frozen=True)
 class State:
-    """What the server keeps and sends; and with a relation from labeled clients alone, what they upload."""
+    """The server's state, its message and the clients' upload. Only labeled clients upload a relation."""
 
     model: Weights
     relation: Relation | None = None
@@ -59,28 +68,28 @@ class State:
 
 @dataclass(frozen=True)
 class FedIRM:
-    """Consistency at unlabeled clients, whose relations among classes are matched with the labeled clients'."""
+    """Consistency at unlabeled clients; their relations among classes are matched with those of labeled clients."""
 
     temperature: Positive = 2.0  # tau: how much the relations among classes are softened
-    passes: Count = 8  # T: predictions with dropout of an image; a network without dropout is as sure as it says
-    uncertainty: Positive = math.log(2)  # h: pseudo-labels with more entropy are left out
+    passes: Count = 8  # T: predictions of an image with dropout; if the network has no dropout, they are all the same
+    uncertainty: Positive = math.log(2)  # h: pseudo-labels with a higher entropy are left out
     ramp: Count = 30  # Omega: rounds until the loss at unlabeled clients has its full weight
     local: Local = Local(epochs=1, batch_size=48, lr=2e-4, optimizer="adam", second_momentum=0.99, clip=None)
-    relation_weight: NonNegative = 1.0  # of eq. 6 beside eq. 1; 0 is the paper's Fed-Consistency
-    eq5_as_printed: bool = False  # average probabilities
-    epochs_unlabeled: Count | None = None  # where they differ from those of labeled clients
-    labeled_share: Share | None = None  # RSCFed's weight adjustment: the labeled clients' part of the average
+    relation_weight: NonNegative = 1.0  # weight of eq. 6 (eq. 1 has weight 1); 0 is the paper's Fed-Consistency
+    eq5_as_printed: bool = False  # average probabilities, not logits
+    epochs_unlabeled: Count | None = None  # epochs of a round at clients without labels; by default the same
+    labeled_share: Share | None = None  # RSCFed's weight adjustment: the labeled clients' share of the average
     # What the authors' code does beyond the paper.
-    warmup: Natural = 0  # rounds of the labeled clients alone
-    scale: NonNegative = 1.0  # of the loss at unlabeled clients
+    warmup: Natural = 0  # rounds at the start in which only labeled clients train
+    scale: NonNegative = 1.0  # factor for the loss at unlabeled clients
     squared_ramp: bool = False  # exp(-5 (1 - t / Omega)^2) in place of exp(-5 (1 - t / Omega))
-    confidence: Share = 0.0  # pseudo-labels of less probability are left out
+    confidence: Share = 0.0  # pseudo-labels with a lower probability are left out
     mean_logits: bool = False  # average the dropout passes before the softmax
-    per_batch: bool = False  # labeled clients, too, take relations of batches; classes without images are uniform
-    label_smoothing: Share = 0.0  # of the loss on labels
-    teacher_decay: Share | None = None  # with it a mean teacher, ramped, makes one of the two predictions
-    weights: Literal["size", "uniform"] = "size"  # of a client in the average: its images, or all alike
-    persistent_optimizer: bool = False  # the optimizer's memory stays with the client
+    per_batch: bool = False  # labeled clients average relations over batches; a class without images has a uniform row
+    label_smoothing: Share = 0.0  # label smoothing of the loss on labels
+    teacher_decay: Share | None = None  # decay of a mean teacher, ramped, that makes one of the two predictions
+    weights: Literal["size", "uniform"] = "size"  # how clients count in the average: by their images, or all alike
+    persistent_optimizer: bool = False  # each client keeps its optimizer's memory between rounds
 
     label_places = frozenset({SOME_CLIENTS})
     leaves = f"The weights after training. {RELATIONS} {SUMS_DO}"
@@ -102,7 +111,7 @@ class FedIRM:
         return State(found.model, self.together(relations, fed) if relations else state.relation)
 
     def together(self, relations: list[Relation], fed: Federation) -> Relation:
-        """Each row averaged over the clients that have the class."""
+        """Average each row over the clients that have images of its class."""
         clients = torch.stack([one.known for one in relations]).sum(0)
         rows = torch.stack([one.rows * one.known[:, None] for one in relations]).sum(0)
         found = Relation(rows / clients.clamp(min=1)[:, None], clients > 0)
@@ -128,7 +137,7 @@ class FedIRM:
         return State(site.weights(), found)
 
     def supervised(self, site: Site[Memory], labeled: Labeled, steps: Optimizer) -> Relation | None:
-        """Trains on labels; returns relations (eq. 2, 3), if they count, of all images or in the mean of batches."""
+        """Train on labels. Return the relation (eq. 2, 3) of all images, or the mean over batches; None if unused."""
         model, seen = site.model, []
 
         def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -159,7 +168,7 @@ class FedIRM:
         theirs: Relation | None,
         teacher: Teacher | None,
     ) -> None:
-        """Trains for consistency (eq. 1) and, once there are any, towards the labeled relations (eq. 4 to 6)."""
+        """Train for consistency (eq. 1), and towards the labeled clients' relation (eq. 4 to 6) if there is one."""
         model, classes = site.model, site.num_classes
         weight = self.scale * ramp(site.round - site.warmup, self.ramp, self.squared_ramp)  # eq. 7
 

@@ -1,19 +1,32 @@
 """FedMatch: inter-client consistency and disjoint learning (Jeong et al., first version, 2020).
 
-A model is the sum of sigma, moved by labels alone (eq. 5), and psi, moved by unlabeled images alone (eq. 6): towards
-the helpers' predictions (eq. 1, 2), the labels that most of them agree on (eq. 3), sigma, and zero. Models count in the
-average by their accuracy on the server's validation set (eq. 4), and the best of them are the next round's helpers.
-Where clients have labels they move both (Algorithm 1); where the server has them it moves sigma, clients psi alone
-(Algorithm 2). The functions of eq. 1 to 3 are in `learn.agreement`, those of the sparse wire in `learn.sparse`.
+A model is the sum of sigma and psi (`learn.decomposed`). Sigma learns only from labels (eq. 5: `FedMatch.supervised`).
+Psi learns only from unlabeled images (eq. 6: `FedMatch.unsupervised`). It is pulled towards the predictions of helpers
+(eq. 1, 2: `learn.losses.inter_client`, `learn.losses.fixmatch`), towards the label that most of them agree on (eq. 3:
+`learn.thresholds.agreed`), towards sigma, and towards zero. A model counts in the average by its accuracy on the
+server's validation set (eq. 4: `FedMatch.weights`), and the most accurate ones help in the next round. If clients have
+labels, they train both parts (Algorithm 1). If the server has the labels, it trains sigma, and clients train only psi
+(Algorithm 2). `learn.sparse` makes uploads small.
 
-Where only some clients have labels, which the paper does not know, the same rule holds: who has labels moves sigma, who
-has unlabeled images moves psi, each part is averaged among those who moved it, and who moved psi may help.
+Departures from the paper, and decisions where it is silent:
 
-A helper is the receiver's sigma with another client's psi. Psi begins as a fifth of sigma, as in the authors' later
-code, on which the paper is silent; BatchNorm's statistics travel with sigma. Entries of psi below `zero_below` are set
-to zero before they leave. A client's learning rate falls to a third when its model's loss on the validation set was not
-lower for three rounds; the server measures it, keeps the schedule and sends the rate (`learn.rate`). Of ties in eq. 3,
-the local network's own label wins.
+- Only some clients may have labels, which the paper does not consider. Clients with labels train sigma, and clients
+  with unlabeled images train psi. Each part is averaged over the clients that trained it. Only clients that trained psi
+  may help.
+- Psi starts as 0.2 sigma (`psi_start`), as in the authors' later code.
+- The unlabeled image u of eq. 1 to 3 is shown as it is; only pi(u) is augmented.
+- A helper is the receiver's sigma with another client's psi. All clients get the same helpers, and a client that helps
+  gets its own psi, too (`help_oneself`).
+- Eq. 3: if the local network's own label is among tied ones, it wins.
+- Eq. 4 prints the weight outside of the sum; a weighted mean is meant. If no model is ever right, all count alike.
+- BatchNorm's statistics travel with sigma.
+- The paper does not say how psi becomes sparse. Entries of psi below `zero_below` are set to zero before they leave.
+- An upload holds the new values exactly: all of them, or a bitmap with those that changed, whichever is smaller. A
+  message to a client holds all of sigma, and psi without its zeros.
+- In the paper the learning rate falls by a validation loss, but clients have no validation set. Here the server
+  measures each model, keeps a schedule for each client and sends the rate (`learn.plateau`). After three rounds without
+  a lower loss, the rate is divided by three.
+- If a client has fewer labeled than unlabeled batches, the labeled ones start again, and the other way round.
 """
 
 from dataclasses import dataclass, field, replace
@@ -45,17 +58,17 @@ Batch = tuple[Tensor, ...]
 class Helper:
     client: str
     psi: Packed
-    says: Tensor | None = None  # what its model says of noise, in the ICLR version
+    says: Tensor | None = None  # its model's prediction for an image of noise, in the ICLR version
 
 
 @dataclass(frozen=True)
 class State:
-    """What the server keeps."""
+    """The server's state."""
 
     sigma: Tree  # with BatchNorm's statistics
-    psi: Tree  # parameters alone
+    psi: Tree  # only parameters
     helpers: tuple[Helper, ...] = ()
-    rates: dict[str, Rate] = field(default_factory=dict)  # of each client, and of the server
+    rates: dict[str, Rate] = field(default_factory=dict)  # learning rates of clients and the server
 
 
 @dataclass(frozen=True)
@@ -69,25 +82,25 @@ class Message:
 
 @dataclass(frozen=True)
 class FedMatch:
-    """Sigma learns from labels and psi from unlabeled images, with help of the most reliable clients' psi."""
+    """Sigma learns from labels. Psi learns from unlabeled images, with the help of the most accurate clients' psi."""
 
     helpers: Natural = 2  # H: clients whose psi helps the others; 0 is the paper's "without inter-client consistency"
     confidence: Share = 0.75  # tau: probability from which a pseudo-label counts
-    weight_labeled: NonNegative = 10.0  # lambda_s: of the loss on labeled images
-    weight_unlabeled: NonNegative = 1.0  # lambda_u: of the loss on unlabeled images
-    weight_l2: NonNegative = 0.01  # of psi's squared distance from sigma
-    weight_l1: NonNegative = 0.0  # of psi's absolute values; 0.01 for a sparse psi
-    zero_below: NonNegative = 0.0  # entries of psi so near to zero leave as zeros; 1e-5 for a sparse psi
-    keep_below: NonNegative = 0.0  # entries that moved less than that leave as they came
-    psi_start: NonNegative = 0.2  # psi begins as sigma times this
-    batch_unlabeled: Count = 50  # images of an unlabeled batch
-    server_epochs: Count = 1  # E_G: of a round at the server, where it has the labels
-    patience: Count = 3  # rounds without a lower validation loss, after which a learning rate falls
-    decay: Positive = 3.0  # by what it is divided
+    weight_labeled: NonNegative = 10.0  # lambda_s: weight of the loss on labeled images
+    weight_unlabeled: NonNegative = 1.0  # lambda_u: weight of the loss on unlabeled images
+    weight_l2: NonNegative = 0.01  # lambda_L2: weight of psi's squared distance from sigma
+    weight_l1: NonNegative = 0.0  # lambda_L1: weight of psi's absolute values; 0.01 for a sparse psi
+    zero_below: NonNegative = 0.0  # entries of psi nearer to zero than this are sent as zeros; 1e-5 for a sparse psi
+    keep_below: NonNegative = 0.0  # entries that moved less than this are sent as they were received
+    psi_start: NonNegative = 0.2  # psi starts as sigma times this
+    batch_unlabeled: Count = 50  # images in an unlabeled batch
+    server_epochs: Count = 1  # E_G: epochs of a round at the server, if it has the labels
+    patience: Count = 3  # a learning rate falls after so many rounds without a lower validation loss
+    decay: Positive = 3.0  # a learning rate that falls is divided by this
     local: Local = Local(epochs=1, batch_size=10, lr=1e-4, momentum=0.9, weight_decay=0.0, clip=None)
-    use_sigma: bool = True  # the paper's ablations: a part that is not used stays as it was at first
-    use_psi: bool = True  # the same
-    help_oneself: bool = True  # a helper gets its own psi, too
+    use_sigma: bool = True  # train sigma; if false, it stays as it was at first (an ablation of the paper)
+    use_psi: bool = True  # train psi; if false, it stays as it was at first (an ablation of the paper)
+    help_oneself: bool = True  # a client that helps the others gets its own psi as a helper, too
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
     needs_each_model = True  # to score it
@@ -129,17 +142,17 @@ class FedMatch:
         return State(sigma, psi, self.choose(state, psis, scores), self.rates(state, scores))
 
     def weights(self, scores: list[Score]) -> list[float]:
-        """Eq. 4; of models that are never right, all alike."""
+        """Return the weights of models, eq. 4. If no model is ever right, all count alike."""
         accuracy = [found.accuracy for found in scores]
         return accuracy if any(accuracy) else [1.0 for _ in accuracy]
 
     def choose(self, state: State, psis: dict[str, Packed], scores: dict[str, Score]) -> tuple[Helper, ...]:
-        """Who may help from the next round on; where nobody moved psi, who did so far."""
+        """Return who may help from the next round on. If nobody moved psi, the helpers stay the same."""
         best = sorted(psis, key=lambda who: -scores[who].accuracy)[: self.helpers]
         return tuple(Helper(who, pack(unpack(psis[who], state.psi))) for who in best) or state.helpers
 
     def lent(self, state: State, who: str, round: int) -> list[Helper]:
-        """Who helps a client in a round."""
+        """Return the helpers of a client in a round."""
         return [helper for helper in state.helpers if self.help_oneself or helper.client != who]
 
     def message(self, state: State, psi: Packed, who: str, round: int) -> Message:
@@ -169,7 +182,7 @@ class FedMatch:
         net = Decomposed(model, msg.sigma, received)
         optimizers = net.optimizers(self.local, msg.lr)
         for epoch in range(1, msg.epochs + 1):
-            # Eq. 1 moves psi by the plain view, too.
+            # With helpers, eq. 1 trains psi on the plain view, too.
             steps = paired(labeled, unlabeled, ("plain", "strong"), *self.sizes(site), 1 + bool(helpers))
             by_labels, by_images = (
                 partial(self.supervised, net, site),
@@ -179,14 +192,14 @@ class FedMatch:
         sigma = trimmed(frozen(net.sigma), msg.sigma, 0.0, self.keep_below)
         psi = trimmed(frozen(net.psi), received, self.zero_below, self.keep_below)
         site.score(tree.of(model) | together(sigma, psi))
-        if labeled:  # what is not forgotten of them (Fig. 5c)
+        if labeled:  # how much of them it has not forgotten (Fig. 5c)
             model.eval()
             site.show(labeled_accuracy=tensor(score(lambda x: net(x, sigma, psi), labeled).accuracy))
         sigma = floats(site.weights()) | sigma
         return Update(pack(sigma, floats(msg.sigma)) if labeled else None, pack(psi, received) if unlabeled else None)
 
     def sizes(self, site: Site[None]) -> tuple[int, int]:
-        """Of batches with labels and without."""
+        """Return the sizes of labeled and of unlabeled batches."""
         return self.local.batch_size, self.batch_unlabeled
 
     def supervised(self, net: Decomposed, site: Site[None], batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -195,12 +208,12 @@ class FedMatch:
         return self.weight_labeled * cross_entropy(adjusted(net(x, net.sigma, frozen(net.psi)), site.labeled), y)
 
     def unsupervised(self, net: Decomposed, helpers: Trees, site: Site[None], epoch: int, batch: Batch) -> Tensor:
-        """Eq. 6."""
+        """Return the loss of psi, eq. 6."""
         loss = self.consistency(net, helpers, site, epoch, batch) + self.weight_l2 * net.far()
         return loss + self.weight_l1 * net.large() if self.weight_l1 else loss
 
     def consistency(self, net: Decomposed, helpers: Trees, site: Site[None], epoch: int, batch: Batch) -> Tensor:
-        """Eq. 2, with eq. 1 and 3."""
+        """Return the loss of eq. 2, which contains eq. 1 and 3."""
         x, x_strong, index = batch
         local, strong = net.logits(summed(frozen(net.sigma), net.psi), x, x_strong)
         others = net.with_others(x, helpers)

@@ -2,20 +2,24 @@
 
 What differs from the first version, in `methods.fedmatch`:
 
-- Models count alike in the average.
-- Each client has helpers of its own: those whose models say nearly the same of one image of noise, by the distance of
-  their softmax vectors. It has them in every tenth round alone, and none before it was first seen. The server keeps the
-  last psi of every client for that.
-- Of unlabeled images only the sure ones count: the losses are means over them, and the helpers' is divided by their
-  number. Both have a weight of their own; without helpers a pseudo-label is the local network's.
-- The distance from sigma weighs a thousand times more, there is no momentum, and what hardly moved is not sent.
+- All models count alike in the average.
+- Each client has its own helpers: the clients whose predictions for one image of noise are nearest to its own, by the
+  distance of the softmax vectors. It has helpers only in every tenth round, and none before the server has seen it. For
+  this the server keeps the last psi of every client.
+- Only unlabeled images that the network is sure of count. The losses are means over these images, and the helpers' loss
+  is divided by the number of helpers. Each of the two losses has its own weight. Without helpers, a pseudo-label is the
+  local network's.
+- The distance from sigma weighs a thousand times more, there is no momentum, and entries that hardly moved are not
+  sent.
 - A client with labels goes through its unlabeled images in as many steps as through its labeled ones.
 
-The defaults are those for labels at clients; `fedmatch-iclr-server` has those for labels at the server. The code shows
-labeled images as they are (`views.weak = "none"`). It reads (round + 1) mod 10 with rounds from 0, which is the tenth,
-the twentieth, … The noise is fixed for good, and seen in 0..1 whatever the data's normalisation. Differences from the
-code: of ties among votes the local label wins, not the first class, and entries of psi near zero leave as zeros, where
-the code only counts them so.
+The defaults are those for labels at clients; `fedmatch-iclr-server` has those for labels at the server. The authors'
+code does not augment labeled images; set `views.weak = "none"` for that. Its helpers help if (round + 1) mod 10 is 0,
+and it counts rounds from 0. These are the tenth round, the twentieth, and so on. The image of noise is always the same.
+Its pixels are in 0..1, whatever the normalisation of the data.
+
+Differences from the authors' code: if votes are tied, the local label wins, not the first class. Entries of psi near
+zero are sent as zeros; the code only counts them as zeros.
 """
 
 import math
@@ -41,23 +45,23 @@ from fewlabel.methods.fedmatch import Batch, FedMatch, Helper, State, Trees
 
 @dataclass(frozen=True)
 class Embedded(Score):
-    says: Tensor  # softmax of noise
+    says: Tensor  # probabilities of the classes for the image of noise
 
 
 @dataclass(frozen=True)
 class FedMatchICLR(FedMatch):
-    """FedMatch with helpers that are alike, in every tenth round, and clients that count alike."""
+    """FedMatch with helpers that predict alike, in every tenth round; all clients count alike."""
 
     leaves = LEAVES + "a client's psi is sent to those whom it helps. The server shows noise to each model by itself."
 
-    helpers_every: Count = 10  # rounds from one in which helpers help to the next
-    weight_unlabeled: NonNegative = 0.01  # of pseudo-labels
-    weight_helpers: NonNegative = 0.01  # of inter-client consistency
-    weight_l2: NonNegative = 10.0  # of psi's squared distance from sigma
-    weight_l1: NonNegative = 1e-4  # of psi's absolute values
+    helpers_every: Count = 10  # helpers help once in so many rounds
+    weight_unlabeled: NonNegative = 0.01  # weight of the loss on pseudo-labels
+    weight_helpers: NonNegative = 0.01  # weight of the consistency with helpers
+    weight_l2: NonNegative = 10.0  # lambda_L2: weight of psi's squared distance from sigma
+    weight_l1: NonNegative = 1e-4  # lambda_L1: weight of psi's absolute values
     zero_below: NonNegative = 5e-6
     keep_below: NonNegative = 5e-5
-    batch_unlabeled: Count = 100  # images of a batch at clients without labels
+    batch_unlabeled: Count = 100  # images in a batch at clients without labels
     patience: Count = 5
     local: Local = Local(epochs=1, batch_size=10, lr=1e-3, momentum=0.0, weight_decay=0.0, clip=None)
 
@@ -67,7 +71,7 @@ class FedMatchICLR(FedMatch):
     @on_server
     def score(self, site: Site[None], msg: Model) -> Embedded:
         found = super().score(site, msg)
-        assert site.validation is not None  # of whose images the noise has the shape
+        assert site.validation is not None  # the noise has the shape of its images
         x, _ = next(site.validation.batches("plain", 500, shuffle=False))
         with torch.no_grad():
             logits: Tensor = site.model(noise(x.shape[1:]).to(x.device))
@@ -106,13 +110,13 @@ class FedMatchICLR(FedMatch):
         local, others = local[sure], net.with_others(x[sure], helpers)
         label = agreed(local, others)
         site.audit(index[sure], label, epoch)
-        [strong] = net.logits(weights, x_strong)  # all of them, as a norm may need more than one
+        [strong] = net.logits(weights, x_strong)  # of all images, because a norm may need more than one
         apart = inter_client(local, others) / max(1, len(others))
         return self.weight_unlabeled * cross_entropy(strong[sure], label) + self.weight_helpers * apart
 
 
 def noise(shape: torch.Size) -> Tensor:
-    """One image of pixels from a normal distribution (mean 125, std 125), cut to 0..255 and scaled to 0..1."""
+    """Return one image with pixels from a normal distribution (mean 125, std 125), cut to 0..255, scaled to 0..1."""
     pixels = torch.empty(1, *shape)
     nn.init.trunc_normal_(pixels, 125, 125, 0, 255, generator=Rng("fedmatch", "noise").torch)
     return pixels / 255

@@ -1,13 +1,21 @@
 """IsoFed: labeled and unlabeled clients apart (Saha, Mishra and Noble, MICCAI 2023).
 
-A round has two phases. First the unlabeled clients train a student towards a mean teacher (eq. 1) that begins anew each
-round, and their models alone are averaged by distance (eq. 2, 3: `learn.consensus.by_distance`); then the labeled
-clients train that model, and theirs alone are averaged the same way. Before either, a client adapts the received model
-to its own images by information maximisation (eq. 4).
+A round has two phases. In the first, each unlabeled client trains a student towards a mean teacher, which starts anew
+in each round (eq. 1: `learn.teacher`). Only the models of unlabeled clients are averaged, by their distance from the
+mean (eq. 2, 3: `learn.consensus.by_distance`). In the second phase the labeled clients train this average, and only
+their models are averaged in the same way. Before it trains, every client adapts the model that it received to its own
+images, by information maximisation (eq. 4: `learn.losses.information`).
 
-No code of the authors can be had. Student and teacher begin as the adapted model. What the paper leaves open is
-RSCFed's: learning rates, batches, sharpening, decay and beta. Adapting takes one epoch at the client's learning rate,
-on weak views; N of eq. 4, "the number of classes", is the number of images, as in the loss that it cites.
+Departures from the paper, and decisions where it is silent:
+
+- We found no public code of the authors. What the paper leaves open is taken from RSCFed: learning rates, batch size,
+  sharpening, decay and beta, the paper's lambda_c.
+- Eq. 3 is computed with logarithms, because its exponential underflows for small clients.
+- Eq. 4: the paper calls N the number of classes. Here it is the number of images in a batch, as in the loss that the
+  paper cites.
+- Adapting takes one epoch, at the client's learning rate, on weak views. Labeled clients adapt, too.
+- Student and teacher both start as the adapted model. With `student_from = "received"`, the student starts as the model
+  that the client received.
 """
 
 from dataclasses import dataclass
@@ -28,16 +36,16 @@ from fewlabel.learn.teacher import MeanTeacher, Teacher, train
 
 @dataclass(frozen=True)
 class IsoFed:
-    """Unlabeled clients first, then labeled ones, each group averaged alone; every client adapts what it receives."""
+    """Unlabeled clients train first, then labeled ones; each group is averaged alone. All adapt the received model."""
 
-    beta: NonNegative = 1e4  # lambda_c: how fast a model's weight falls with its distance
+    beta: NonNegative = 1e4  # lambda_c: how fast a model's weight falls with its distance from the mean
     pretraining: Natural = 1  # epochs of information maximisation; 0 is the paper's "without PT"
-    student_from: Literal["pretrained", "received"] = "pretrained"  # which weights the student begins with
+    student_from: Literal["pretrained", "received"] = "pretrained"  # the weights that the student starts with
     teacher: MeanTeacher = MeanTeacher(student_view="strong")
     local: Local = Local(epochs=1, batch_size=64, lr=0.03, lr_unlabeled=0.021)
 
     label_places = frozenset({SOME_CLIENTS})
-    needs_each_model = True  # for its distance from the others
+    needs_each_model = True  # to compute its distance from the mean
     leaves = (
         "The weights after training. A curious server can learn about training images from them. The server needs each "
         "site's weights, not only their sum, to compute distances."

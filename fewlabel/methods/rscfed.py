@@ -1,15 +1,28 @@
 """RSCFed: random sampling consensus (Liang et al., CVPR 2022).
 
-Labeled clients minimise cross-entropy (eq. 1). Unlabeled ones train a student towards their sharpened mean teacher
-(eq. 2 to 4: `learn.teacher`), which stays with them between rounds. The server draws M groups of K clients, makes a
-consensus of each by the distance of its models from their mean (eq. 5, 6: `learn.consensus.by_distance`, then the
-labeled clients' share of about a half, which they divide by size), and averages the M of them (eq. 7).
+Labeled clients minimise cross-entropy (eq. 1). An unlabeled client trains a student towards the sharpened predictions
+of a mean teacher (eq. 2 to 4: `learn.teacher`, `learn.losses.consistency`). It keeps the teacher between rounds. The
+server draws M groups of K clients. In each group it averages the models, and a model counts less the further it is from
+the mean of the group (eq. 5, 6: `learn.consensus.by_distance`). Labeled clients get about half of the weight
+(`learn.consensus.favour`). The new model is the mean of the M averages (eq. 7).
 
-A client with labeled and unlabeled images adds both losses, on which the paper is silent. A teacher begins as the model
-that its client first receives, as in the authors' code; the paper says as the initial one, the same in round 1. A
-client drawn by two groups trains twice in sequence, as in the authors' code, or once for both (`reuse`).
-`rscfed-authors` sets what the authors' code does on SVHN, with the labeled client's factor applied once, as in its
-first version.
+Departures from the paper, and decisions where it is silent:
+
+- Eq. 6 is computed with logarithms, because its exponential underflows for small clients. Its distance covers all
+  parameters as one vector. `distance = "summed"` is the distance of the authors' code.
+- The labeled clients' "about 50 %" is `labeled_share = 0.5`. It is applied after eq. 6, and the labeled clients of a
+  group divide it by size. A group with only one kind of client is left as it is. The authors' code has a factor instead
+  (`labeled_times`).
+- A client with labeled and unlabeled images adds both losses.
+- A teacher starts as the model that its client receives first, as in the authors' code. In the paper it starts as the
+  initial model. In round 1 both are the same.
+- The teacher's BatchNorm statistics follow the student's. In the authors' code they stay as they were at first
+  (`teacher.buffers`).
+- A client that is drawn by two groups trains twice in sequence, as in the authors' code. With `reuse` it trains once
+  for both, as the paper remarks.
+- The paper gives no momentum, weight decay or clipping of gradients. They are from the authors' code.
+- `rscfed-authors` sets what the authors' code does on SVHN. It applies the labeled client's factor once, as in the
+  first version of that code.
 """
 
 from collections import defaultdict
@@ -32,28 +45,28 @@ from fewlabel.learn.teacher import MeanTeacher, Memory, Teacher, train
 
 @dataclass(frozen=True)
 class RSCFed:
-    """Mean teachers at unlabeled clients; a consensus by distance in random groups of clients."""
+    """Mean teachers at unlabeled clients; in random groups of clients, models far from the mean count less."""
 
     groups: Count = 3  # M: groups of clients in a round
     group_size: Count = 5  # K: clients in a group
-    beta: NonNegative = 1e4  # how fast a model's weight falls with its distance; 0.01 for ISIC
-    labeled_share: Share | None = 0.5  # weight of the labeled clients in a group that has both kinds
-    epochs_unlabeled: Count | None = None  # where they differ from those of clients with labels
+    beta: NonNegative = 1e4  # how fast a model's weight falls with its distance from the mean; 0.01 for ISIC
+    labeled_share: Share | None = 0.5  # weight of the labeled clients in a group that has both kinds of clients
+    epochs_unlabeled: Count | None = None  # epochs of a round at clients without labels; by default the same
     teacher: MeanTeacher = MeanTeacher()
     local: Local = Local(epochs=1, batch_size=64, lr=0.03, lr_unlabeled=0.021)
     # The paper's ablations.
-    sub_sampling: bool = True  # SSO; without it, one group of all
-    reweighting: bool = True  # DMA; without it, weights by size
+    sub_sampling: bool = True  # SSO: draw groups; if false, all clients are one group
+    reweighting: bool = True  # DMA: weights by distance; if false, weights by size
     # What the authors' code does beyond the paper.
-    warmup: Natural = 0  # rounds of the labeled clients alone
-    labeled_times: Positive | None = None  # a factor for each labeled client's weight, in place of the share
+    warmup: Natural = 0  # rounds at the start in which only labeled clients train
+    labeled_times: Positive | None = None  # factor for the weight of each labeled client, in place of labeled_share
     beta_labeled: NonNegative | None = None  # beta in groups with a labeled client
-    distance: Distance = "joined"  # of models: over all weights at once, or the sum over their tensors
-    persistent_optimizer: bool = False  # momentum stays with the client
-    reuse: bool = False  # the paper's remark: a client drawn by several groups trains once
+    distance: Distance = "joined"  # distance of models: over all parameters at once, or summed over their tensors
+    persistent_optimizer: bool = False  # each client keeps its momentum between rounds
+    reuse: bool = False  # a client drawn by several groups trains once, as the paper remarks
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT})
-    needs_each_model = True  # for its distance from the others
+    needs_each_model = True  # to compute its distance from the mean
     leaves = (
         "The weights after training. A curious server can learn about training images from them. The server needs each "
         "site's weights, not only their sum, to compute distances."
@@ -88,20 +101,20 @@ class RSCFed:
         return Model(tree.mean(((1.0, sub) for sub in found), default=state.model))  # eq. 7
 
     def replies(self, groups: list[list[ClientInfo]], state: Model, fed: Federation) -> Iterator[list[Reply[Model]]]:
-        """What each group's clients uploaded, without groups of which nobody answered."""
+        """Yield the replies of each group. Groups in which nobody answered are left out."""
         if self.reuse:
             everyone = {client for group in groups for client in group}
             found = {r.client.id: r for r in fed.run(self.local_update, broadcast(everyone, state))}
             answered = ([found[client.id] for client in group if client.id in found] for group in groups)
             yield from (group for group in answered if group)
         else:
-            # One stream of all groups, so that none waits for another.
+            # One stream for all groups, so that no group waits for another.
             jobs = [(number, job) for number, group in enumerate(groups) for job in broadcast(group, state)]
             stream = fed.run(self.local_update, (job for _, job in jobs))
             yield from (list(group) for _, group in groupby(stream, key=lambda reply: jobs[reply.job][0]))
 
     def consensus(self, group: list[Reply[Model]], shares: dict[str, float]) -> Tree:
-        """The model of a group; how much each client counts in it is added to its share."""
+        """Return the model of a group, and add each client's weight in it to `shares`."""
         sizes, models = [reply.client.size for reply in group], [reply.upload.model for reply in group]
         labeled = [reply.client.num_labeled > 0 for reply in group]
         beta = self.beta_labeled if self.beta_labeled is not None and any(labeled) else self.beta

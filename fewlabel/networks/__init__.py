@@ -1,4 +1,4 @@
-"""Every network by name, so that a run's settings can say which one it trains."""
+"""All networks by name, so that an experiment can say which one it trains."""
 
 import difflib
 import importlib
@@ -12,28 +12,36 @@ from fewlabel.core.errors import BadInput
 from fewlabel.networks import papers, vision
 from fewlabel.networks.parts import Network, group_norm, replace
 
-__all__ = ["MODELS", "Entry", "Network", "build", "image_size"]
+__all__ = ["MODELS", "Architecture", "Network", "build", "image_size"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class Architecture:
+    """A network that can be built for any number of channels, classes and pixels."""
+
     build: Callable[..., nn.Module]  # (in_channels, num_classes, image_size, *, dropout[, pretrained])
     about: str
-    image_size: int  # what data are resized to unless the settings say otherwise
+    image_size: int  # images are resized to it, unless the settings say otherwise
     pretrained: bool = False  # torchvision has ImageNet weights
-    smallest: int = 1  # images below this vanish in the pooling
+    smallest: int = 1  # smaller images vanish in the pooling
 
 
-MODELS: dict[str, Entry] = {
-    "simple-cnn": Entry(papers.simple_cnn, "RSCFed's small CNN: 2 convolutions, 5 linear layers", 32, smallest=16),
-    "fedmatch-net": Entry(papers.fedmatch_net, "FedMatch's AlexNet-like network, first version", 32, smallest=4),
-    "resnet9": Entry(papers.resnet9, "FedMatch's ResNet-9, ICLR version: no bias, no normalisation", 32, smallest=8),
-    "resnet18": Entry(vision.resnet18, "torchvision's ResNet-18 with ImageNet stem, as in CBAFed", 32, pretrained=True),
-    "resnet18-cifar": Entry(vision.resnet18_cifar, "ResNet-18 with 3x3 stem and RSCFed's three-layer head", 32),
-    "densenet121": Entry(
+MODELS: dict[str, Architecture] = {
+    "simple-cnn": Architecture(
+        papers.simple_cnn, "RSCFed's small CNN: 2 convolutions, 5 linear layers", 32, smallest=16
+    ),
+    "fedmatch-net": Architecture(papers.fedmatch_net, "FedMatch's AlexNet-like network, first version", 32, smallest=4),
+    "resnet9": Architecture(
+        papers.resnet9, "FedMatch's ResNet-9, ICLR version: no bias, no normalisation", 32, smallest=8
+    ),
+    "resnet18": Architecture(
+        vision.resnet18, "torchvision's ResNet-18 with ImageNet stem, as in CBAFed", 32, pretrained=True
+    ),
+    "resnet18-cifar": Architecture(vision.resnet18_cifar, "ResNet-18 with 3x3 stem and RSCFed's three-layer head", 32),
+    "densenet121": Architecture(
         vision.densenet121, "DenseNet-121 with dropout 0.2, as in FedIRM", 224, pretrained=True, smallest=29
     ),
-    "vit-tiny": Entry(
+    "vit-tiny": Architecture(
         vision.vit_tiny, "ViT-Tiny, as in CBAFed: patches of 4 up to 64 pixels, of 16 above", 32, smallest=4
     ),
 }
@@ -49,9 +57,9 @@ def build(
     dropout: float | None = None,
     pretrained: bool = False,
 ) -> nn.Module:
-    """The network `name`, or what `package.module:callable` returns, initialised from torch's global generator.
+    """Build the network `name`, or call `package.module:callable`. Weights are drawn from torch's global generator.
 
-    `dropout` None is the network's own; `norm` "group" exchanges every BatchNorm2d.
+    `dropout` None means the network's own. `norm` "group" replaces every BatchNorm2d by GroupNorm.
     """
     if norm not in ("batch", "group"):
         raise BadInput(f"model.norm is {norm!r}, but must be 'batch' or 'group'.")
@@ -66,28 +74,28 @@ def build(
             raise BadInput(f"{name!r} has its own dropout and weights; unset model.dropout and model.pretrained.")
         network = _custom(name, in_channels, num_classes, image_size)
     else:
-        entry = _entry(name)
-        if pretrained and not entry.pretrained:
+        architecture = _architecture(name)
+        if pretrained and not architecture.pretrained:
             raise BadInput(f"There are no pretrained weights for {name!r}; set model.pretrained = false.")
-        if image_size < entry.smallest:
-            raise BadInput(f"{name} needs images of {entry.smallest} pixels or more, but image_size is {image_size}.")
+        if image_size < (smallest := architecture.smallest):
+            raise BadInput(f"{name} needs images of {smallest} pixels or more, but image_size is {image_size}.")
         options: dict[str, Any] = {} if dropout is None else {"dropout": dropout}
         if pretrained:
             options["pretrained"] = True
-        network = entry.build(in_channels, num_classes, image_size, **options)
+        network = architecture.build(in_channels, num_classes, image_size, **options)
     if norm == "group":
         if not any(isinstance(module, nn.BatchNorm2d) for module in network.modules()):
-            raise BadInput(f"{name} has no BatchNorm2d to exchange; set model.norm = 'batch'.")
+            raise BadInput(f"{name} has no BatchNorm2d to replace; set model.norm = 'batch'.")
         replace(network, nn.BatchNorm2d, group_norm)
     return network
 
 
 def image_size(name: str) -> int:
-    """The side that images are resized to for this network by default."""
-    return 32 if ":" in name else _entry(name).image_size
+    """Return the size to which images are resized for this network by default."""
+    return 32 if ":" in name else _architecture(name).image_size
 
 
-def _entry(name: str) -> Entry:
+def _architecture(name: str) -> Architecture:
     if name in MODELS:
         return MODELS[name]
     near = difflib.get_close_matches(name.lower(), MODELS) or list(MODELS)
@@ -96,7 +104,7 @@ def _entry(name: str) -> Entry:
 
 def _custom(name: str, *sizes: int) -> nn.Module:
     module, _, attribute = name.partition(":")
-    # What somebody else's code may raise is not ours to list; the cause stays attached.
+    # Other people's code may raise anything; the cause stays attached.
     try:
         make = getattr(importlib.import_module(module), attribute)
     except Exception as error:

@@ -1,12 +1,12 @@
-"""Networks that exist only in the papers' text or code, written out by hand.
+"""Networks that exist only in the text or the code of the papers.
 
 simple_cnn    RSCFed's for SVHN and CIFAR-100, PyTorch's default initialisation
 fedmatch_net  FedMatch's first version (AlexNet-like), with padding such that 32x32 images give 8192 features
 resnet9       FedMatch's ICLR version, as in the official code: no bias and no normalisation
 
-Both of FedMatch's start from Keras' VarianceScaling() with its defaults, which is what the official code calls.
-The papers know 32x32 images only. Here the first linear layer of the first two follows the image size, and ResNet-9's
-last pooling always covers the whole feature map (4x4 in the paper).
+Both of FedMatch's networks start from Keras' VarianceScaling() with its defaults, as in the official code. The papers
+have only 32x32 images. Here the first linear layer of the first two depends on the image size, and the last pooling of
+ResNet-9 always covers the whole feature map (4x4 in the paper).
 """
 
 from typing import cast
@@ -20,8 +20,8 @@ def simple_cnn(in_channels: int, num_classes: int, image_size: int, *, dropout: 
     side = ((image_size - 4) // 2 - 4) // 2
     backbone = nn.Sequential(
         PooledConv(in_channels, 6, 5),
-        nn.ReLU(),  # after pooling, where it has a quarter of the work, and the same result
-        nn.Identity(),  # in the place that pooling has in the authors' numbering
+        nn.ReLU(),  # after pooling: the same result for a quarter of the work
+        nn.Identity(),  # so that layers have the authors' numbers
         nn.Conv2d(6, 16, 5),
         HalfPool(),
         nn.ReLU(),
@@ -57,7 +57,7 @@ def fedmatch_net(in_channels: int, num_classes: int, image_size: int, *, dropout
 
 
 class Residual(nn.Module):
-    """Adds to the input what `body` makes of it."""
+    """Add `body(x)` to the input x."""
 
     def __init__(self, *body: nn.Module) -> None:
         super().__init__()

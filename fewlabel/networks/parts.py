@@ -1,4 +1,4 @@
-"""What all networks share: one cut into backbone and head, so that Monte-Carlo passes repeat only the head."""
+"""What all networks share: a backbone and a head, so that Monte-Carlo passes repeat only the head."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Old = TypeVar("Old", bound=nn.Module)
 
 
 class Network(nn.Module):
-    """Logits are `head(backbone(x))`; all dropout sits in the head, directly before its last linear layer."""
+    """A network whose logits are `head(backbone(x))`. Dropout is only in the head, right before its last layer."""
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -25,21 +25,21 @@ class Network(nn.Module):
         return logits
 
     def features(self, x: Tensor) -> Tensor:
-        """All that comes before dropout."""
+        """Compute everything that comes before dropout."""
         features: Tensor = self.backbone(x)
         for name, layer in self.head.named_children():
             features = layer(features) if name == "projection" else features
         return features
 
     def classify(self, features: Tensor) -> Tensor:
-        """Dropout and the classifier: with `features`, what `forward` does."""
+        """Apply dropout and the classifier. `classify(features(x))` is what `forward` does."""
         for name, layer in self.head.named_children():
             features = layer(features) if name != "projection" else features
         return features
 
 
 class Larger(torch.autograd.Function):
-    """The larger values along a dimension of two; of equals the first is the larger, as max-pooling has it."""
+    """The larger value along a dimension of two. Of equal values the first gets the gradient, as in max-pooling."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
@@ -52,7 +52,7 @@ class Larger(torch.autograd.Function):
         [x] = ctx.saved_tensors
         (first, second), both = x.unbind(ctx.dim), torch.empty_like(x)
         to_first, to_second = both.unbind(ctx.dim)
-        # A mask of floats, and no `where`, whose kernel is slow on a CPU.
+        # A mask of floats instead of `where`, which is slow on a CPU.
         torch.mul(gradient, torch.gt(second, first, out=torch.empty_like(gradient)), out=to_second)
         torch.sub(gradient, to_second, out=to_first)
         return both, None
@@ -66,11 +66,11 @@ def larger(x: Tensor, dim: int) -> Tensor:
 
 
 class HalfPool(nn.Module):
-    """`nn.MaxPool2d(2)` to the bit. PyTorch's looks at one value at a time, longer than a small convolution takes."""
+    """The same as `nn.MaxPool2d(2)`, to the bit, but faster: PyTorch's takes longer than a small convolution."""
 
     def forward(self, x: Tensor) -> Tensor:
         trained = torch.is_grad_enabled() and x.requires_grad
-        if is_exporting() or (trained and x.numel() < 2**18):  # no gain where it is small
+        if is_exporting() or (trained and x.numel() < 2**18):  # no gain for small inputs
             return max_pool2d(x, 2)
         height, width = (size // 2 for size in x.shape[2:])
         pairs = x[..., : 2 * height, : 2 * width].reshape(*x.shape[:2], height, 2, width, 2)
@@ -81,15 +81,15 @@ PLACES = [(right, 1 - right, down, 1 - down) for down in (0, 1) for right in (0,
 
 
 class PooledConv(nn.Conv2d):
-    """A convolution of odd size and max-pooling by two in one, for few channels: the same to rounding, and faster.
+    """A convolution of odd size and max-pooling by two in one. For few channels it is faster; only rounding differs.
 
-    The four results of which pooling takes the largest are made side by side, as channels of one convolution with
-    stride 2. Its kernel is a pixel wider and holds the weights at four places. So many channels fill a processor's
-    vectors where a few do not, and to pool them is to compare whole planes.
+    The four values of which pooling takes the largest are computed side by side, as channels of one convolution with
+    stride 2. Its kernel is a pixel wider and holds the weights at four places. More channels use a processor's vectors
+    better, and pooling only compares whole planes.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_exporting() or x.shape[0] * x.shape[2] * x.shape[3] < 2**14:  # a few are not worth the preparation
+        if is_exporting() or x.shape[0] * x.shape[2] * x.shape[3] < 2**14:  # a few images are not worth the preparation
             return max_pool2d(super().forward(x), 2)
         kernel, stride = torch.cat([pad(self.weight, place) for place in PLACES]), 2
         if self.in_channels == 1:  # four channels of half the size
@@ -102,8 +102,8 @@ class PooledConv(nn.Conv2d):
 
 
 def head(classifier: nn.Linear, dropout: float, projection: nn.Module | None = None) -> nn.Sequential:
-    """Projection, dropout and classifier, as far as there are any."""
-    # Named, not numbered: weights saved with dropout must load without it, and the other way round.
+    """Join projection, dropout and classifier; the first two may be left out."""
+    # Layers have names, not numbers, so that weights saved with dropout load without it, and the other way round.
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if projection is not None:
         layers["projection"] = projection
@@ -114,13 +114,13 @@ def head(classifier: nn.Linear, dropout: float, projection: nn.Module | None = N
 
 
 def rscfed_head(features: int, num_classes: int, dropout: float) -> nn.Sequential:
-    """RSCFed's three layers; between the second and the third there is no activation."""
+    """Make RSCFed's three layers, without an activation between the second and the third."""
     projection = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, 256))
     return head(nn.Linear(256, num_classes), dropout, projection)
 
 
 def replace(module: nn.Module, old: type[Old], new: Callable[[Old], nn.Module]) -> None:
-    """Exchange every submodule of type `old`, at any depth, for what `new` makes of it."""
+    """Replace every submodule of type `old`, at any depth, by what `new` returns for it."""
     for name, child in module.named_children():
         if isinstance(child, old):
             setattr(module, name, new(child))
@@ -129,7 +129,7 @@ def replace(module: nn.Module, old: type[Old], new: Callable[[Old], nn.Module]) 
 
 
 def group_norm(batch_norm: nn.BatchNorm2d) -> nn.GroupNorm:
-    """The same affine map with the largest number of groups up to 32 that divides the channels."""
+    """Make a GroupNorm with the same affine map and as many groups, up to 32, as divide the channels."""
     channels = batch_norm.num_features
     groups = max(n for n in range(1, 33) if channels % n == 0)
     norm = nn.GroupNorm(groups, channels, eps=batch_norm.eps, affine=batch_norm.affine)
@@ -139,10 +139,10 @@ def group_norm(batch_norm: nn.BatchNorm2d) -> nn.GroupNorm:
 
 @torch.no_grad()
 def variance_scaling(module: nn.Module) -> None:
-    """Keras' VarianceScaling with its defaults: normal cut at two deviations, variance 1 / fan-in; biases are zero."""
+    """Draw weights as Keras' VarianceScaling: normal, cut at two deviations, variance 1 / fan-in. Biases are zero."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            # Cutting a normal at two deviations leaves 0.8796 of its deviation.
+            # A normal that is cut at two deviations keeps 0.8796 of its deviation.
             deviation = layer.weight[0].numel() ** -0.5 / 0.87962566103423978
             nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
             if layer.bias is not None:

@@ -1,12 +1,12 @@
-"""torchvision's networks, cut into backbone and head, and the safe way to their ImageNet weights.
+"""torchvision's networks with backbone and head, and a safe way to load their ImageNet weights.
 
 resnet18        CBAFed's: the stem made for ImageNet (7x7, stride 2, max-pool)
 resnet18_cifar  RSCFed's for ISIC: a 3x3 stem with stride 1, no max-pool, and RSCFed's three-layer head
 densenet121     FedIRM's: dropout before a classifier whose bias starts at 0
 vit_tiny        CBAFed's second backbone, in DeiT's tiny size: 192 wide, 12 layers, 3 heads
 
-torchvision is imported inside the functions because that takes seconds. Its own names of weights stay below
-`backbone.`, and for three channels a seed draws the very numbers that it draws in torchvision (but for the CIFAR stem).
+torchvision is imported inside the functions, because that takes seconds. Weights keep its names, below `backbone.`.
+For three channels a seed draws the same numbers as in torchvision, except for the CIFAR stem.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.networks.parts import Network, head, replace, rscfed_head
 
-# torch.hub waits for ever; whoever is offline should hear of it at once.
+# torch.hub waits for ever, but people who are offline should get an error at once.
 CONNECT_SECONDS = 10
 
 
@@ -74,10 +74,12 @@ def densenet121(
 def vit_tiny(in_channels: int, num_classes: int, image_size: int, *, dropout: float = 0.0) -> Network:
     from torchvision.models import VisionTransformer
 
-    # 16 is what it was made with at 224 pixels; at 32 that would leave four patches, 4 leaves 64.
+    # At 224 pixels a patch has 16. At 32 pixels that would leave four patches, and 4 leaves 64.
     patch = 4 if image_size <= 64 else 16
     if image_size % patch:
-        raise BadInput(f"vit-tiny cuts images into patches of {patch}, so image_size {image_size} must divide by it.")
+        raise BadInput(
+            f"vit-tiny cuts images into patches of {patch}, so image_size {image_size} must be a multiple of it."
+        )
     net = VisionTransformer(
         image_size, patch, num_layers=12, num_heads=3, hidden_dim=192, mlp_dim=768, num_classes=num_classes
     )
@@ -86,7 +88,7 @@ def vit_tiny(in_channels: int, num_classes: int, image_size: int, *, dropout: fl
         net.conv_proj = nn.Conv2d(in_channels, 192, patch, stride=patch)
         nn.init.trunc_normal_(net.conv_proj.weight, std=(in_channels * patch**2) ** -0.5)
         nn.init.zeros_(net.conv_proj.bias)
-    # Its dropouts have rate 0, but Monte-Carlo code that looks for dropout must find it in the head only.
+    # These dropouts have rate 0, but Monte-Carlo code must find dropout only in the head.
     replace(net, nn.Dropout, lambda _: nn.Identity())
     return Network(net, head(classifier, dropout))
 
@@ -99,15 +101,15 @@ def _resnet_stem(conv: nn.Conv2d) -> nn.Conv2d:
 def _load(net: nn.Module, state: dict[str, Tensor], *, stem: str, classifier: str, in_channels: int) -> None:
     state = {key: value for key, value in state.items() if not key.startswith(classifier)}
     if in_channels == 1:
-        # A grey image stands for three equal channels, and then the kernels simply add.
+        # A grey image stands for three equal channels, so the kernels are added up.
         state[stem] = state[stem].sum(dim=1, keepdim=True)
     net.load_state_dict(state)
 
 
 def imagenet_weights(url: str) -> dict[str, Any]:
-    """The tensors that `url` names, from torch.hub's directory if they lie there, else downloaded into it.
+    """Load the weights at `url` from torch.hub's directory, and download them first if they are not there.
 
-    Not `load_state_dict_from_url`, which checks only what it downloads and never a file that it finds.
+    `load_state_dict_from_url` would not do: it checks what it downloads, but not a file that it finds.
     """
     path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
     checksum = path.stem.rpartition("-")[2]
@@ -121,17 +123,17 @@ def imagenet_weights(url: str) -> dict[str, Any]:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, HTTPException, RuntimeError) as error:
         raise StorageError(
-            f"The ImageNet weights {path.name} cannot be had from {url} ({error}): "
+            f"The ImageNet weights {path.name} cannot be downloaded from {url} ({error}): "
             f"put the file into {path.parent} by hand, {way_out}."
         ) from error
     if not found.startswith(checksum):
         raise StorageError(
             f"{path} is damaged, its checksum starts with {found[:8]} instead of {checksum}: "
-            f"delete it and it is downloaded again, {way_out}."
+            f"delete it, and it is downloaded again, {way_out}."
         )
     try:
-        # The checksum has 32 bits, which an attacker can match: nothing but tensors may be unpickled.
+        # An attacker can match a checksum of 32 bits, so nothing but tensors may be loaded.
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a file that is no such file makes of it
+    except Exception as error:  # another kind of file may raise anything
         raise StorageError(f"{path} holds more or less than plain tensors: delete it, {way_out}.") from error
     return state

@@ -1,7 +1,6 @@
-"""A partition as a picture, to be looked at before anyone trains: a stacked bar of classes for each client."""
+"""Bars of clients: how many images of each class each client holds, in the terminal and on a page."""
 
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from string import ascii_letters, digits
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,31 +9,31 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.data.labels import Index, known
 from fewlabel.data.partition import Partition
+from fewlabel.report.bars import MOST_CLASSES, stack_classes
+from fewlabel.report.style import save_plot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SIGNS = digits + ascii_letters  # one for each class, so that a bar can be read without colours
+SIGNS = digits + ascii_letters  # one for each class, so that bars can be read without colours
 UNKNOWN = "."
 COLORS = ("blue", "red", "green", "yellow", "magenta", "cyan")
-MOST_CLASSES = 20  # that a legend still has room for
 
 
 class Bar(NamedTuple):
-    """A place, all its images and, by class, those with labels, of which some may be wrong, and those without."""
+    """The images of a client or the server."""
 
     name: str
-    size: int
-    labeled: np.ndarray
-    unlabeled: np.ndarray
-    wrong: int = 0
+    size: int  # all images
+    labeled: np.ndarray  # images with a label, by class
+    unlabeled: np.ndarray  # those without, by their class if it is known
+    wrong: int = 0  # labels
 
     @property
     def unknown(self) -> int:
-        """Images whose class nobody knows."""
+        """How many images have no known class."""
         return int(self.size - self.counts.sum())
 
     @property
@@ -46,7 +45,7 @@ class Bar(NamedTuple):
 def bars(
     partition: Partition, labels: np.ndarray, classes: tuple[str, ...], holders: np.ndarray | None = None
 ) -> Iterator[Bar]:
-    """Of each client and the server; `holders` names whose each image is, where clients are dealt out by that."""
+    """Count the images of each client and the server. `holders` names who holds each image, for clients with names."""
 
     def wrong(index: Index) -> int:
         return int(np.isin(index, partition.noise[0]).sum())
@@ -55,10 +54,10 @@ def bars(
         return np.bincount(known(labels, index), minlength=len(classes))
 
     for client in partition.clients:
-        share = partition.shares[client]
-        whose = "" if holders is None else f": {holders[share.images[0]]}"
-        counts = count(share.labeled), count(share.unlabeled)
-        yield Bar(f"client {client}{whose}", len(share), *counts, wrong(share.labeled))
+        holding = partition.shares[client]
+        holder = "" if holders is None else f": {holders[holding.images[0]]}"
+        counts = count(holding.labeled), count(holding.unlabeled)
+        yield Bar(f"client {client}{holder}", len(holding), *counts, wrong(holding.labeled))
     for name, index in (("server", partition.server), ("validation", partition.validation)):
         if len(index):
             yield Bar(name, len(index), count(index), count(index[:0]), wrong(index))
@@ -71,10 +70,10 @@ def draw(
     width: int = 48,
     holders: np.ndarray | None = None,
 ) -> Table:
-    """For the terminal: each place's classes as signs, the longest bar `width` of them, and how many have labels."""
+    """Draw a partition for the terminal: classes as signs, and the longest bar `width` signs long."""
     found = list(bars(partition, labels, classes, holders))
     longest, names = max(bar.size for bar in found), max(len(bar.name) for bar in found)
-    width = max(8, min(width, 80 - names - len("  images  labeled  wrong  ")))  # or a narrow screen cuts the columns
+    width = max(8, min(width, 80 - names - len("  images  labeled  wrong  ")))  # or a narrow screen would cut columns
     styles = [(SIGNS[c % len(SIGNS)], f"black on {COLORS[c % len(COLORS)]}") for c in range(len(classes))]
     legend = ", ".join(f"{sign} {name}" for (sign, _), name in zip(styles[:MOST_CLASSES], classes, strict=False))
     more = f" and {len(classes) - MOST_CLASSES} more" if len(classes) > MOST_CLASSES else ""
@@ -85,7 +84,7 @@ def draw(
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     table.add_column("classes", no_wrap=True)
     for bar in found:
-        lengths = whole(np.append(bar.counts, bar.unknown) * (width / longest))
+        lengths = rounded(np.append(bar.counts, bar.unknown) * (width / longest))
         pairs = zip([*styles, (UNKNOWN, "dim")], lengths, strict=True)
         signs = Text.assemble(*((sign * n, style) for (sign, style), n in pairs if n))
         wrong = [f"{bar.wrong:,}" for _ in noisy]
@@ -93,8 +92,8 @@ def draw(
     return table
 
 
-def whole(lengths: np.ndarray) -> list[int]:
-    """Whole numbers whose sum is that of the lengths, rounded: those that lose the most by being cut gain one."""
+def rounded(lengths: np.ndarray) -> list[int]:
+    """Round lengths to whole numbers, but keep their sum: those that lose most by being cut gain one."""
     cut = np.floor(lengths)
     most = np.argsort(cut - lengths, kind="stable")[: round(float(lengths.sum() - cut.sum()))]
     cut[most] += 1
@@ -108,43 +107,18 @@ def plot(
     path: Path | str | None = None,
     holders: np.ndarray | None = None,
 ) -> "Figure":
-    """For a page: images with labels in full colour, those without pale. The path's ending says which format."""
-    from matplotlib import colormaps
+    """Draw a partition for a page: images with labels in full colour, others pale. The path's suffix is the format."""
     from matplotlib.figure import Figure
 
     found = list(bars(partition, labels, classes, holders))
     figure = Figure(figsize=(7.2, 1.4 + 0.28 * len(found)), layout="constrained")
-    axes, names = figure.subplots(), [bar.name for bar in found]
-    ends = np.zeros(len(found))
-    colors = colormaps["tab10" if len(classes) <= 10 else "tab20"].colors  # type: ignore[attr-defined]
-    for number, name in enumerate(classes):
-        for part, alpha in (("labeled", 1.0), ("unlabeled", 0.35)):
-            counts = np.array([getattr(bar, part)[number] for bar in found])
-            label = name if part == "labeled" and len(classes) <= MOST_CLASSES else None
-            axes.barh(names, counts, left=ends, color=colors[number % len(colors)], alpha=alpha, label=label)
-            ends += counts
-    if any(unknown := [bar.unknown for bar in found]):
-        axes.barh(names, unknown, left=ends, color="lightgrey", label="unknown")
-    for text in axes.get_yticklabels():
-        text.set_parse_math(False)
-    axes.invert_yaxis()
+    axes = figure.subplots()
+    labeled, unlabeled = (np.array([getattr(bar, part) for bar in found]) for part in ("labeled", "unlabeled"))
+    stack_classes(
+        axes, [bar.name for bar in found], classes, {1.0: labeled, 0.35: unlabeled}, [bar.size for bar in found]
+    )
     axes.set_xlabel("images; pale: without label")
-    axes.spines[["top", "right"]].set_visible(False)
     if len(classes) <= MOST_CLASSES:
         for text in figure.legend(loc="outside right upper", frameon=False).get_texts():
             text.set_parse_math(False)  # a name may hold dollars
-    if path is not None:
-        save(figure, Path(path))
-    return figure
-
-
-def save(figure: "Figure", path: Path) -> None:
-    kinds = sorted(figure.canvas.get_supported_filetypes())
-    if (kind := path.suffix.lstrip(".").lower()) not in kinds:
-        raise BadInput(f"a plot cannot be saved as '{path.name}'; its ending must be one of {', '.join(kinds)}")
-    image = BytesIO()
-    figure.savefig(image, format=kind, dpi=150)
-    try:
-        path.write_bytes(image.getvalue())
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from None
+    return save_plot(figure, path)

@@ -1,6 +1,6 @@
-"""Tables of results, and numbers as people read them: for a terminal, a page, a README, a paper.
+"""Tables for a terminal, a page, a README or a paper, and numbers as people read them.
 
-Where nothing can be bold or underlined, as through a pipe, ¹ marks the best cells and ² the second best.
+The best cells are bold and the second best underlined. Plain text has no such letters, so ¹ and ² mark them there.
 """
 
 import html
@@ -43,7 +43,7 @@ LATEX_WIDE = 70  # letters in a line of \small: the 345 points of a page of one 
 
 @dataclass(frozen=True)
 class Table:
-    """Words in the first column and numbers in the others."""
+    """A table with words in the first column and numbers in the others."""
 
     title: str
     columns: tuple[str, ...]
@@ -51,10 +51,10 @@ class Table:
     notes: tuple[str, ...] = ()
     best: frozenset[tuple[int, int]] = frozenset()  # (row, column) of the cells to mark
     second: frozenset[tuple[int, int]] = frozenset()
-    headings: tuple[tuple[int, str], ...] = ()  # the row before which it stands, and its words
+    headings: tuple[tuple[int, str], ...] = ()  # between rows: the row that follows, and the text
 
     def rich(self, width: int, styled: bool = True) -> "Group":
-        """As wide as a terminal: columns that do not fit stand below, with the first one again."""
+        """Return the table for a terminal. Columns that do not fit stand below, with the first column repeated."""
         from rich.console import Group
         from rich.text import Text
 
@@ -65,7 +65,7 @@ class Table:
         return Group(*(parts if notes else parts[:-1]), *notes)
 
     def _blocks(self, width: int) -> list[list[int]]:
-        """Columns in as few parts as fit, none of which is wider than it must be, so that no column stands alone."""
+        """Split the columns into as few parts as fit. Parts are about equally wide, so that no column stands alone."""
         blocks = list(self._filled(width))
         while width > 0 and len(narrower := list(self._filled(width - 1))) == len(blocks):
             blocks, width = narrower, width - 1
@@ -84,7 +84,7 @@ class Table:
         yield block
 
     def _width(self, number: int) -> int:
-        """Of a column of numbers, which are not broken, and whose heading is broken between words."""
+        """Return the width of a column. Its numbers stay whole; its heading is broken between words."""
         cells = [len(row[number]) + (number in self._with_marks) for row in self.rows]
         return max(cells + [len(word) for word in self.columns[number].split()])
 
@@ -120,12 +120,13 @@ class Table:
 
     def _notes(self, form: str) -> list[str]:
         best, second = ("¹", "²") if form == "text" else ("Bold", "underlined")
-        legend = f"{best} is the best of a setting, {second} the second; floor and ceiling are not candidates."
+        each = " in each group" if self.headings else ""
+        legend = f"{best}: best method{each}; {second}: second best. Floor and ceiling are not ranked."
         return [*self.notes, *([legend] if self.second else [])]
 
     def _marked(self, r: int, c: int, cell: str, form: str) -> str:
         best, second = MARKS[form]
-        none = "", " " * (form == "text" and c in self._with_marks)  # or numbers would not stand below each other
+        none = "", " " * (form == "text" and c in self._with_marks)  # so that numbers stand below each other
         begin, end = best if (r, c) in self.best else second if (r, c) in self.second else none
         return f"{begin}{cell}{end}"
 
@@ -136,12 +137,13 @@ class Table:
         from rich.console import Console
 
         width = shutil.get_terminal_size((80, 24)).columns
-        # Asked outright: a notebook is where rich would show the table instead of writing it into the file.
+        # Without force_jupyter=False, rich in a notebook would show the table instead of writing it into the file.
         console = Console(file=io.StringIO(), width=width, color_system=None, force_jupyter=False)
         console.print(self.rich(width, styled=False))
         return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
 
     def html(self) -> str:
+        """Return the table as part of a page, with all names escaped."""
         head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in self.columns)
         headings, body = dict(self.headings), ""
         for r, row in enumerate(self.rows):
@@ -173,7 +175,7 @@ class Table:
         return "\n\n".join([f"**{self.title}**", table, *self._notes("markdown")]) + "\n"
 
     def latex(self) -> str:
-        """Floating tables with the lines of the package booktabs, each no wider than a page of one column."""
+        """Return floating tables with the lines of booktabs, each no wider than a page of one column."""
         blocks = self._blocks(LATEX_WIDE)
         return "\n".join(self._latex(block, n, block is blocks[-1]) for n, block in enumerate(blocks))
 
@@ -217,13 +219,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Spread:
-    """A number over seeds."""
+    """The mean and standard deviation of a number over seeds."""
 
     mean: float
-    std: float | None  # of the sample; none of a single seed
+    std: float | None  # of the sample; None for a single seed
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Self | None:
+        """Return the spread of the known values, or None if there are none."""
         known = [value for value in values if value is not None]
         if not known:
             return None

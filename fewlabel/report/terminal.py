@@ -1,29 +1,42 @@
-"""What a person sees: progress on stderr, a bar on a terminal and plain lines elsewhere, and results on stdout.
+"""What a person sees at the terminal: progress on stderr, lists and results on stdout.
 
-No thread redraws the bar: worker processes are forked meanwhile, and a fork copies a thread's locks as they stand.
+Progress is a bar on a terminal, and plain lines in a log or a pipe. No thread redraws the bar: worker processes are
+forked meanwhile, and a fork copies a thread's locks as they stand.
 """
 
 import ast
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 
-if TYPE_CHECKING:
-    from fewlabel.report.comparison import Comparison
-    from fewlabel.report.results import Result
+from fewlabel.core.described import leaves
+from fewlabel.core.schema import settings
+from fewlabel.engine.record import Line
+from fewlabel.experiment import ROWS, Experiment, Stream, method_named
+from fewlabel.report.comparison import Comparison
+from fewlabel.report.results import Result
+
+
+def tell(sentence: str) -> None:
+    """Print one sentence on stderr, as `fewlabel: …`."""
+    with suppress(OSError):  # stderr may be closed, and then nobody reads it
+        print("fewlabel:", " ".join(sentence.split()), file=sys.stderr)
 
 
 class Screen:
-    """Lines that stay, and on a terminal a bar below them; it appears with the first thing there is to show."""
+    """Lines that stay, and on a terminal a bar below them. The bar appears when there is something to show."""
 
     def __init__(self, total: float) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
         self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self.live = self._console.is_interactive
         columns = BarColumn(12), TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
@@ -38,11 +51,13 @@ class Screen:
         self._task = self._bar.add_task("", total=total)
 
     def show(self, completed: float, text: str) -> None:
+        """Move the bar and change the text beside it."""
         if self.live:
             self._bar.start()
             self._bar.update(self._task, completed=completed, description=text, refresh=True)
 
     def say(self, text: str) -> None:
+        """Print a line that stays."""
         self._console.print(text, soft_wrap=True)
 
     def __enter__(self) -> Self:
@@ -54,53 +69,57 @@ class Screen:
 
 
 class Rounds(Screen):
-    """One run, round by round; a log has a line at most every `pace` seconds, or fast rounds would flood it."""
+    """The progress of one run. A log gets at most a line every `pace` seconds, so that fast rounds do not flood it."""
 
     def __init__(self, rounds: int, pace: float = 1) -> None:
         super().__init__(rounds)
-        self._rounds, self._seen, self._seconds, self._said, self._pace = rounds, 0, 0.0, 0.0, pace
+        self._rounds, self._count, self._seconds = rounds, 0, 0.0
+        self._pace, self._last_line = pace, 0.0
 
-    def watch(self, line: dict[str, Any]) -> None:
+    def watch(self, line: Line) -> None:
+        """Show a line of rounds.jsonl."""
         number = line["round"]
-        self._seen, self._seconds = self._seen + 1, self._seconds + line["seconds"]
+        self._count, self._seconds = self._count + 1, self._seconds + line["seconds"]
         begin = f"round {number}/{self._rounds}{metrics(line)}  {size(line['bytes_up'] + line['bytes_down'])}"
         if self.live:
-            left = self._seconds / self._seen * (self._rounds - number)
+            left = self._seconds / self._count * (self._rounds - number)
             self.show(number, f"{begin}  {span(left)} left")
-        elif number == self._rounds or time.monotonic() - self._said >= self._pace:
-            self._said = time.monotonic()
+        elif number == self._rounds or time.monotonic() - self._last_line >= self._pace:
+            self._last_line = time.monotonic()
             self.say(f"{begin}  {span(line['seconds'])}")
 
 
 class Runs(Screen):
-    """Many runs: how many are done, and a line for each that ends."""
+    """The progress of many runs: how many are done, and a line for each that ends."""
 
     def __init__(self, rounds: Mapping[Path, int], done: int) -> None:
         super().__init__(len(rounds))
-        self._rounds, self._done, self._last = rounds, done, dict[Path, dict[str, Any]]()
+        self._rounds, self._done, self._last = rounds, done, dict[Path, Line]()
         if done:
             self.say(f"{done} of {len(rounds)} runs are done already")
 
-    def watch(self, directory: Path, line: dict[str, Any]) -> None:
+    def watch(self, directory: Path, line: Line) -> None:
+        """Show a line of a run's rounds.jsonl, or how the run ended."""
         if "round" in line:
             self._last[directory] = line
         else:
             last, end = self._last.pop(directory, {}), line.get("failed") or line.get("stopped")
             self._done += not end
-            told = f"  {end}" if end else metrics(last)
-            self.say(f"{self._done}/{len(self._rounds)}  {directory.name}{told}")
+            outcome = f"  {end}" if end else metrics(last)
+            self.say(f"{self._done}/{len(self._rounds)}  {directory.name}{outcome}")
         under_way = sum(last["round"] / self._rounds[at] for at, last in self._last.items())
         self.show(self._done + under_way, f"{self._done}/{len(self._rounds)} runs")
 
 
 def metrics(line: Mapping[str, Any]) -> str:
-    """Accuracy and AUC of a round's line, where it was evaluated and they exist."""
+    """Return the accuracy and AUC of a round's line, as far as it has them."""
     test = line.get("test") or {}
     digits = {"accuracy": 3, "auc": 2}
     return "".join(f"  {name} {test[name]:.{n}f}" for name, n in digits.items() if test.get(name) is not None)
 
 
 def size(count: float) -> str:
+    """Write a number of bytes."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.{0 if unit == 'B' else 1}f} {unit}"
@@ -109,6 +128,7 @@ def size(count: float) -> str:
 
 
 def span(seconds: float) -> str:
+    """Write a length of time."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -117,10 +137,8 @@ def span(seconds: float) -> str:
 
 
 def known(what: str, method: str = "") -> list[dict[str, Any]]:
-    """Names and what they stand for; methods also with the places where labels may be."""
+    """List the names of a kind, such as methods or datasets, each with an explanation."""
     if what == "methods":
-        from fewlabel.core.described import leaves
-        from fewlabel.experiment import ROWS
         from fewlabel.methods import ABOUT, METHODS
 
         rows = {name: (METHODS[method], about) for name, (method, _, about) in ROWS.items()}
@@ -154,21 +172,18 @@ def known(what: str, method: str = "") -> list[dict[str, Any]]:
 
 
 def settings_of(method: str = "") -> list[dict[str, Any]]:
-    """All settings of an experiment with its usual method, or those of one method."""
-    from fewlabel.core.schema import settings
-    from fewlabel.experiment import ROWS, Experiment, Stream, read_method
-
-    usual = Experiment(stream=Stream())  # whose own settings have defaults where there is one
-    chosen = read_method(ROWS[method][0] if method in ROWS else method) if method else usual.method
-    told = {key: about for key, about in settings(Experiment).items() if key != "method" and not method}
-    told["method.name"] = "one of `fewlabel list methods`, whose own settings are method.*", "text"
-    told |= {f"method.{key}": about for key, about in settings(type(chosen)).items()}
+    """List all settings of an experiment with the default method, or those of one method."""
+    usual = Experiment(stream=Stream())  # a stream, to have its defaults
+    chosen = method_named(method) if method else usual.method
+    abouts = {key: about for key, about in settings(Experiment).items() if key != "method" and not method}
+    abouts["method.name"] = "one of `fewlabel list methods`; its own settings are method.*", "text"
+    abouts |= {f"method.{key}": about for key, about in settings(type(chosen)).items()}
 
     def default(key: str) -> Any:
         whole, path = (chosen, key.split(".")[1:]) if key.startswith("method.") else (usual, key.split("."))
         return reduce(lambda part, name: getattr(part, name, None), path, whole)
 
-    defaults = {key: default(key) for key in told} | {"method.name": method or usual.name}
+    defaults = {key: default(key) for key in abouts} | {"method.name": method or usual.name}
     off = "off unless a stream.* is set; "
     return [
         {
@@ -177,7 +192,7 @@ def settings_of(method: str = "") -> list[dict[str, Any]]:
             "about": off * key.startswith("stream.") + about,
             "allowed": allowed,
         }
-        for key, (about, allowed) in told.items()
+        for key, (about, allowed) in abouts.items()
     ]
 
 
@@ -186,13 +201,13 @@ def first_line(doc: str | None) -> str:
 
 
 def scripts(files: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Python files by name, and what they say of themselves."""
+    """List Python files, each with the first line of its docstring."""
     docs = {name: ast.get_docstring(ast.parse(path.read_text())) for name, path in files.items()}
     return [{"name": name, "about": first_line(doc)} for name, doc in docs.items()]
 
 
 def show_list(rows: Sequence[Mapping[str, Any]], form: str) -> None:
-    """Names, each with a line of explanation."""
+    """Print a list of names and explanations."""
     if form == "json":
         return print(json.dumps(rows, indent=1))
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -214,10 +229,8 @@ def show_list(rows: Sequence[Mapping[str, Any]], form: str) -> None:
     return print("\n".join(map(str.rstrip, lines.get().splitlines())))  # rich fills them with spaces
 
 
-def show_result(found: "Result | Comparison", form: str, page: Path | None = None) -> None:
-    """What came out, and the page about it if one was written."""
-    from fewlabel.report.comparison import Comparison
-
+def show_result(found: Result | Comparison, form: str, page: Path | None = None) -> None:
+    """Print a result, and the path of the page about it if one was written."""
     if form == "json":
         return print(json.dumps(document(found) | ({"report": str(page)} if page else {}), indent=1))
     if form == "csv":
@@ -232,10 +245,8 @@ def show_result(found: "Result | Comparison", form: str, page: Path | None = Non
     return print(page) if page else None
 
 
-def document(found: "Result | Comparison") -> dict[str, Any]:
-    """A comparison, or a run, finished or not, for programs to read."""
-    from fewlabel.report.comparison import Comparison
-
+def document(found: Result | Comparison) -> dict[str, Any]:
+    """Return a comparison, or a run, as JSON for programs."""
     if isinstance(found, Comparison):
         return {"rows": found.to_json()}
     experiment = found.experiment

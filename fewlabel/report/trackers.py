@@ -1,63 +1,65 @@
-"""Rounds for TensorBoard and MLflow: the numbers of rounds.jsonl under their own names, nested ones joined by slashes.
+"""Trackers: rounds for TensorBoard and MLflow, with the numbers and names of rounds.jsonl, nested ones as a/b.
 
-A tracker lies beside a run's files and gets each line after it is written there. Whoever resumes a run has it begun
-anew from rounds.jsonl, so that no round is told twice. One that fails is told of once, and the run goes on without it.
-No tracker here has a thread: worker processes are forked meanwhile, and a fork copies a thread's locks as they stand.
+A tracker gets each line of a run after rounds.jsonl has it. When a run is resumed, its tracker starts over from
+rounds.jsonl, so no round is written twice. If a tracker fails, you are told once, and the run goes on without it. No
+tracker may use threads: worker processes are forked meanwhile, and a fork copies a thread's locks as they stand.
 """
 
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from fewlabel.cli.options import tell, words
 from fewlabel.core.errors import BadInput
+from fewlabel.core.schema import flatten, plain
+from fewlabel.engine import record
+from fewlabel.experiment import load
+from fewlabel.report.terminal import tell
 
-NEEDED = {"tensorboard": ("tensorboard",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
-AT_ONCE = 1000  # metrics that MLflow takes in a batch, and more than parameters: 100
+MOST_METRICS, MOST_PARAMETERS = 1000, 100  # that MLflow takes in one batch
 
 
 class Tracker(Protocol):
+    """What a tracker must offer."""
+
     def has(self, directory: Path) -> bool:
-        """Whether it knows this run already."""
+        """Return True if the tracker has this run already."""
 
     def begin(self, directory: Path, settings: Mapping[str, Any]) -> None:
-        """Forgets what it knew of this run."""
+        """Start a run over, without what an earlier attempt wrote."""
 
-    def write(self, directory: Path, step: int, values: Mapping[str, float]) -> None: ...
+    def write(self, directory: Path, step: int, values: Mapping[str, float]) -> None:
+        """Write the numbers of one round."""
 
     def end(self, directory: Path, status: str) -> None:
-        """Is told FINISHED, KILLED or FAILED."""
+        """Close a run. The status is FINISHED, KILLED or FAILED."""
 
 
-def checked(names: str | None) -> list[str]:
-    """The names of trackers whose packages are here."""
-    for name in (found := list(dict.fromkeys(words(names or "")))):
-        if name not in NEEDED:
-            raise BadInput(f"--track knows {' and '.join(NEEDED)}, found '{name}'")
-        if missing := [package for package in NEEDED[name] if find_spec(package) is None]:
+def check_trackers(names: Iterable[str]) -> None:
+    """Refuse trackers that do not exist or whose packages are not installed."""
+    for name in names:
+        if name not in TRACKERS:
+            raise BadInput(f"--track knows {' and '.join(TRACKERS)}, found '{name}'")
+        if missing := [package for package in TRACKERS[name].needs if find_spec(package) is None]:
             raise BadInput(f"--track {name} needs {', '.join(missing)}: pip install 'fewlabel[track]'")
-    return found
 
 
-class Tracks:
+class Trackers:
     """The trackers of one run, or of many below one directory."""
 
-    def __init__(self, names: str | None, root: Path) -> None:
-        self._trackers: dict[str, Tracker] = {}
+    def __init__(self, names: Iterable[str], root: Path) -> None:
+        self._trackers = {name: TRACKERS[name].make(root) for name in names}
         self._begun = set[Path]()
-        for name in checked(names):
-            self._trackers[name] = TensorBoard() if name == "tensorboard" else MLflow(root)
 
     @contextmanager
     def following(self, directory: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-        """Gives what is to be shown each line of a run under way here; its end is seen from how it is left."""
+        """Yield a function that takes the run's lines. How the block is left says how the run ended."""
         end: dict[str, Any] = {"done": False}
         try:
             yield partial(self.watch, directory)
@@ -70,20 +72,20 @@ class Tracks:
             self.watch(directory, end)
 
     def watch(self, directory: Path, line: Mapping[str, Any]) -> None:
-        """Gets a run's lines of rounds.jsonl, and at its end how it ended, as `sweep` tells it."""
+        """Pass on a line of a run's rounds.jsonl, or at its end how it ended, as `sweep` reports it."""
         for name, tracker in list(self._trackers.items()):
             self._try(name, partial(self._pass_on, tracker, directory, line))
         self._begun.add(directory)
 
     def complete(self, directory: Path) -> None:
-        """Tells those of a finished run that do not know it."""
+        """Write a finished run to the trackers that do not have it."""
         for name, tracker in list(self._trackers.items()):
-            self._try(name, partial(self._whole, tracker, directory))
+            self._try(name, partial(self._write_whole, tracker, directory))
 
     def _try(self, name: str, step: Callable[[], None]) -> None:
         try:
             step()
-        except Exception as error:  # whatever it is, it is no reason to lose a run
+        except Exception as error:  # no error of a tracker is worth losing a run
             del self._trackers[name]
             tell(f"{name} gets no more rounds: {type(error).__name__}: {error}; everything else goes on without it")
 
@@ -96,26 +98,21 @@ class Tracks:
         else:
             self._begin(tracker, directory, line["round"])
 
-    def _whole(self, tracker: Tracker, directory: Path) -> None:
+    def _write_whole(self, tracker: Tracker, directory: Path) -> None:
         if not tracker.has(directory):
             self._begin(tracker, directory)
             tracker.end(directory, "FINISHED")
 
     def _begin(self, tracker: Tracker, directory: Path, until: int | None = None) -> None:
-        """From the first round on; lines that a run in another process wrote meanwhile are still to come."""
-        from fewlabel.core.schema import plain
-        from fewlabel.engine.record import read_rounds
-        from fewlabel.experiment import load
-        from fewlabel.report.comparison import walk
-
-        tracker.begin(directory, dict(walk(plain(load(directory / "experiment.toml")))))
-        for line in read_rounds(directory):
+        """Write a run from its first round on. Lines after `until`, from another process, are still to come."""
+        tracker.begin(directory, dict(flatten(plain(load(directory / record.EXPERIMENT)))))
+        for line in record.read_rounds(directory):
             if until is None or line["round"] <= until:
                 tracker.write(directory, line["round"], dict(numbers(line)))
 
 
 def numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a round, and those of its lists by their places; tables stay in rounds.jsonl alone."""
+    """Yield the numbers of a round and of its lists, each with its name. Matrices are left out."""
     for name, value in line.items():
         if isinstance(value, Mapping):
             yield from ((f"{name}/{key}", number) for key, number in numbers(value))
@@ -202,17 +199,28 @@ class MLflow:
         run: str = self._client.create_run(self._experiment, run_name=directory.name).info.run_id
         self._runs[directory] = run
         params = [Param(key, str(value)) for key, value in settings.items()]
-        for start in range(0, len(params), 100):
-            self._client.log_batch(run, params=params[start : start + 100])
-        self._client.log_artifact(run, str(directory / "experiment.toml"))
+        for start in range(0, len(params), MOST_PARAMETERS):
+            self._client.log_batch(run, params=params[start : start + MOST_PARAMETERS])
+        self._client.log_artifact(run, str(directory / record.EXPERIMENT))
 
     def write(self, directory: Path, step: int, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
         metrics = [Metric(name, value, now, step) for name, value in values.items()]
-        for start in range(0, len(metrics), AT_ONCE):
-            self._client.log_batch(self._runs[directory], metrics=metrics[start : start + AT_ONCE])
+        for start in range(0, len(metrics), MOST_METRICS):
+            self._client.log_batch(self._runs[directory], metrics=metrics[start : start + MOST_METRICS])
 
     def end(self, directory: Path, status: str) -> None:
         self._client.set_terminated(self._runs.pop(directory), status)
+
+
+class Entry(NamedTuple):
+    make: Callable[[Path], Tracker]  # from the directory that holds the run, or many
+    needs: tuple[str, ...]  # packages
+
+
+TRACKERS = {
+    "tensorboard": Entry(lambda root: TensorBoard(), ("tensorboard",)),
+    "mlflow": Entry(MLflow, ("mlflow", "sqlalchemy", "alembic")),
+}

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fewlabel.cli.main import main
 from fewlabel.core.tasks import state_kind
 from fewlabel.engine import checkpoint, record
 from fewlabel.engine.checkpoint import Checkpoints
 from fewlabel.engine.run import Interrupted, execute, prepare
 from fewlabel.experiment import read
 from fewlabel.methods.fedavg import FedAvg
-from tests.conftest import SMALL
+from tests.conftest import SMALL, Command
 
 SETTINGS = [word for change in SMALL for word in ("--set", change)]
 RUN = ["run", "--workers", "1", *SETTINGS]
@@ -25,24 +24,18 @@ Complain = Callable[..., tuple[int, str]]
 BAD = "tests.bad_methods:"
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
-def complaint(capsys: pytest.CaptureFixture[str]) -> Complain:
+def complaint(fewlabel: Command) -> Complain:
     """Runs a command that must fail; its exit code and the one line about it."""
 
     def run(*argv: str) -> tuple[int, str]:
-        code = main(argv)
-        out, err = capsys.readouterr()
-        told = [line for line in err.splitlines() if not line.startswith("round ")]
+        code, out, err = fewlabel(*argv)
+        lines = [line for line in err.splitlines() if not line.startswith("round ")]
         assert out == ""
-        assert len(told) == 1
-        assert told[0].startswith("fewlabel: ")
+        assert len(lines) == 1
+        assert lines[0].startswith("fewlabel: ")
         assert "Traceback" not in err
-        return code, told[0]
+        return code, lines[0]
 
     return run
 

@@ -16,18 +16,23 @@ from PIL import Image
 
 from fewlabel import experiment as experiments
 from fewlabel.data import datasets, partition
-from fewlabel.data.own import read as own
+from fewlabel.data.own.layouts import list_images
+from fewlabel.data.own.reader import read_parts
+from fewlabel.data.published.files import DatasetSource, Edition, PublishedFile
 from fewlabel.data.splits import sides
 from fewlabel.engine.world import dataset_of
 from fewlabel.experiment import read
-from tests.cli import test_main as test_cli
-from tests.cli.test_main import QUICK, Command
+from tests.cli.test_main import QUICK
+from tests.conftest import Command
 from tests.data.test_own import grey, save, spoil, write_csv
 
-fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
 COMMANDS = ["check", "info", "get", "partition", "split"]
 MODES = ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"]
 SUFFIX = {"CMYK": "jpg", "I;16": "tif", "RGB": "jpg"}
+
+
+def sets(*settings: str) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -120,9 +125,9 @@ def test_a_run_on_the_rest_works(mixed: Path, fewlabel: Command, tmp_path: Path)
 
 
 def test_reading_takes_less_memory_than_the_images(mixed: Path) -> None:
-    found = own.find("folder", mixed)
+    found = list_images("folder", mixed)
     some = replace(found, items=found.items[:400])
-    part = own.parts(some, skip=True)["all"]
+    part = read_parts(some, skip=True)["all"]
     tracemalloc.start()
     try:
         decoded = sum(some.nbytes for some in part.read(128))
@@ -148,8 +153,8 @@ def hospital(folder: Path) -> Path:
 
 def test_no_patient_is_on_two_sides_and_what_has_no_label_is_trained_on(tmp_path: Path) -> None:
     """48 of 240 have no label; those of patients who are tested on are left out."""
-    found = own.find("csv", hospital(tmp_path))
-    parts = own.parts(found)
+    found = list_images("csv", hospital(tmp_path))
+    parts = read_parts(found)
     side = sides(parts, "published", 0)["all"]
     patients = {
         name: {item.patient for item, s in zip(found.items, side, strict=True) if s == name} for name in set(side)
@@ -164,21 +169,9 @@ def test_no_patient_is_on_two_sides_and_what_has_no_label_is_trained_on(tmp_path
     assert not np.array_equal(side, sides(parts, "published", 1)["all"])
 
 
-def test_copies_of_an_image_stay_on_one_side(tmp_path: Path) -> None:
-    for number in range(120):
-        grey(tmp_path / "ab"[number % 2] / f"{number}.png", number // 4 * 2 + number % 2)  # each twice
-    found = own.find("folder", tmp_path)
-    side = sides(own.parts(found), "published", 0)["all"]
-    where: dict[str, set[str]] = {}
-    for item, which in zip(found.items, side, strict=True):
-        where.setdefault(own.content(item.file), set()).add(which)
-    assert len(where) == 60
-    assert {len(splits) for splits in where.values()} == {1}
-
-
 def test_a_column_of_clients_deals_out_the_images(tmp_path: Path, fewlabel: Command) -> None:
     settings = ["data.name=csv", f"data.path={hospital(tmp_path)}", "clients.partition=by-column", "clients.count=3"]
-    argv = [word for setting in settings for word in ("--set", setting)]
+    argv = sets(*settings)
     experiment = read({}, [*settings, "data.image_size=16"])
     dataset = dataset_of(experiment)
     assert dataset.splits["train"].clients is not None
@@ -194,11 +187,10 @@ def test_a_column_of_clients_deals_out_the_images(tmp_path: Path, fewlabel: Comm
 def test_what_is_left_out_is_told_and_clients_have_their_names(tmp_path: Path, fewlabel: Command) -> None:
     path = hospital(tmp_path)
     path.write_text(path.read_text().replace(",z,", ",,"))
-    settings = ["data.path=table.csv", "clients.partition=by-column", "clients.count=2", "data.image_size=16"]
-    argv = [word for setting in settings for word in ("--set", setting)]
+    argv = sets("data.path=table.csv", "clients.partition=by-column", "clients.count=2", "data.image_size=16")
     found = fewlabel("data", "info", "csv", *argv)
     why = "without a label, of patients or copies of images in other splits"
-    side = sides(own.parts(own.find("csv", path)), "published", 0)["all"]
+    side = sides(read_parts(list_images("csv", path)), "published", 0)["all"]
     gone = int((side == "").sum())
     assert gone > 0
     assert found.out.splitlines()[-1] == f"left out: {gone} images {why}"
@@ -216,12 +208,12 @@ def test_what_is_left_out_is_told_and_clients_have_their_names(tmp_path: Path, f
     ]
 
 
-def test_labels_of_ones_own_that_are_known_and_hidden_are_counted(tmp_path: Path, fewlabel: Command) -> None:
+def test_your_own_labels_that_are_known_and_hidden_are_counted(tmp_path: Path, fewlabel: Command) -> None:
     """Hospital x has no labels, y and z have: by default those of y are used."""
     path = hospital(tmp_path)
     path.write_text(path.read_text().replace("a,x,", ",x,").replace("b,x,", ",x,"))
-    settings = [f"data.path={path}", "clients.partition=by-column", "clients.count=3", "data.image_size=16"]
-    argv = ["data", "partition", "csv", *(word for setting in settings for word in ("--set", setting))]
+    settings = sets(f"data.path={path}", "clients.partition=by-column", "clients.count=3", "data.image_size=16")
+    argv = ["data", "partition", "csv", *settings]
     x, y, z = json.loads(fewlabel(*argv, "--format", "json").out)["shares"]
     assert (sum(x["labeled"]), sum(x["unlabeled"]), sum(z["labeled"])) == (0, 0, 0)
     assert sum(y["labeled"]) > 0 < sum(z["unlabeled"])
@@ -232,13 +224,6 @@ def test_labels_of_ones_own_that_are_known_and_hidden_are_counted(tmp_path: Path
     found = fewlabel(*argv, "--set", "labels.clients=3")
     assert found.code == 2
     assert "labels.clients = 3, but only 2 of 3 clients have labels: 1, 2" in found.err
-
-
-def test_wrong_labels_are_counted(fewlabel: Command) -> None:
-    found = fewlabel("data", "partition", "--set", "labels.noise=0.5", "--set", "clients.count=2")
-    lines = [line.split() for line in found.out.splitlines()]
-    assert lines[0] == ["images", "labeled", "wrong", "classes"]
-    assert int(lines[1][4]) == round(int(lines[1][3]) / 2)
 
 
 def test_paths_are_absolute_and_those_in_a_file_are_from_its_folder(
@@ -314,13 +299,6 @@ def test_info_counts_each_split_and_class(fewlabel: Command) -> None:
     assert lines[2].split() == ["class", "train", "validation", "test", "all"]
 
 
-def test_what_is_missing_is_told(fewlabel: Command) -> None:
-    found = fewlabel("data", "info", "pathmnist")
-    assert found.code == 2
-    assert "put pathmnist.npz into" in found.err
-    assert found.err.count("\n") == 1
-
-
 def test_get_downloads_what_is_not_here(
     fewlabel: Command,
     tmp_path: Path,
@@ -329,8 +307,8 @@ def test_get_downloads_what_is_not_here(
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "set.npz").write_bytes(b"content")
     (tmp_path / "home").mkdir()
-    form = datasets.Form((datasets.files.File("set.npz", (tmp_path / "source" / "set.npz").as_uri()),), print)
-    monkeypatch.setitem(datasets.DATASETS, "some", datasets.Source((form,), "something"))
+    edition = Edition((PublishedFile("set.npz", (tmp_path / "source" / "set.npz").as_uri()),), print)
+    monkeypatch.setitem(datasets.DATASETS, "some", DatasetSource((edition,), "something"))
     found = fewlabel("data", "get", "some", "--data-dir", "home", "--format", "json")
     assert json.loads(found.out) == {"name": "some", "files": ["home/some/set.npz"]}
     assert (tmp_path / "home" / "some" / "set.npz").read_bytes() == b"content"
@@ -367,7 +345,7 @@ def test_a_partition_is_drawn_before_anyone_trains(fewlabel: Command, tmp_path: 
 
 # Sites
 
-SITES = ["--set", "clients.count=4", "--set", "data.image_size=8", "--set", "labels.clients=2"]
+SITES = sets("clients.count=4", "data.image_size=8", "labels.clients=2")
 
 
 def rows(pixels: np.ndarray, labels: np.ndarray) -> list[tuple[bytes, int]]:
@@ -387,8 +365,8 @@ def test_a_site_reads_back_its_own_pixels_and_labels_and_no_others(
     dataset = dataset_of(experiment)
     train = dataset.splits["train"]
     for site, share in zip(written, partition.of(dataset, experiment).shares, strict=False):
-        listed = own.find(kind, site["path"])
-        (part,) = own.parts(listed).values()
+        listed = list_images(kind, site["path"])
+        (part,) = read_parts(listed).values()
         labels = np.append(train.labels[share.labeled], [-1] * len(share.unlabeled))
         assert listed.classes == dataset.classes
         assert rows(np.concatenate(list(part.read(8))), part.labels) == rows(
@@ -406,8 +384,7 @@ def test_nothing_that_is_written_for_an_unlabeled_client_tells_a_label(
     for label in "ab":
         for number in range(100):
             grey(tmp_path / "mine" / label / f"{label}{number}.png", number + 100 * (label == "b"))
-    argv = ["--set", "data.path=mine", "--set", "clients.count=2", "--set", "data.image_size=4"]
-    argv += ["--set", "clients.partition=iid"]
+    argv = sets("data.path=mine", "clients.count=2", "data.image_size=4", "clients.partition=iid")
     for kind in ("folder", "npz"):
         assert fewlabel("data", "split", "folder", *argv, "--to", kind, "--as", kind).code == 0
     site = tmp_path / "folder" / "client-1"
@@ -429,8 +406,9 @@ def test_the_servers_share_is_written_and_names_with_slashes_are_possible(
     for number in range(60):
         grey(tmp_path / "mine" / f"{number}.png", number)
     write_csv(tmp_path / "mine" / "t.csv", "image,label", [f"{n}.png,{'x/y' if n % 2 else 'test'}" for n in range(60)])
-    argv = ["--set", "data.path=mine/t.csv", "--set", "clients.count=2", "--set", "labels.at=server"]
-    argv += ["--set", "labels.per_class=3", "--set", "data.image_size=4"]
+    argv = sets(
+        "data.path=mine/t.csv", "clients.count=2", "labels.at=server", "labels.per_class=3", "data.image_size=4"
+    )
     assert fewlabel("data", "split", "csv", *argv, "--to", "out").code == 0
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "client-0",
@@ -440,7 +418,7 @@ def test_the_servers_share_is_written_and_names_with_slashes_are_possible(
         "test",
         "validation",
     ]
-    found = own.find("folder", tmp_path / "out" / "server")
+    found = list_images("folder", tmp_path / "out" / "server")
     assert found.classes == ("test", "x/y")
     assert Counter(item.label for item in found.items) == {"test": 3, "x/y": 3}
 
@@ -448,12 +426,11 @@ def test_the_servers_share_is_written_and_names_with_slashes_are_possible(
 @pytest.mark.parametrize("kind", ["folder", "npz"])
 def test_a_site_knows_its_patients_by_numbers_that_tell_nothing(kind: str, fewlabel: Command, tmp_path: Path) -> None:
     hospital(tmp_path / "mine")
-    settings = ["data.path=mine/table.csv", "clients.count=2", "clients.partition=iid", "data.image_size=4"]
-    argv = [word for setting in settings for word in ("--set", setting)]
+    argv = sets("data.path=mine/table.csv", "clients.count=2", "clients.partition=iid", "data.image_size=4")
     found = fewlabel("data", "split", "csv", *argv, "--to", "out", "--as", kind)
     assert found.out.splitlines()[-1].startswith("images are written at 4x4, as the network sees them")
-    listed = own.find(kind, tmp_path / "out" / ("client-1.npz" if kind == "npz" else "client-1"))
-    (part,) = own.parts(listed).values()
+    listed = list_images(kind, tmp_path / "out" / ("client-1.npz" if kind == "npz" else "client-1"))
+    (part,) = read_parts(listed).values()
     value = np.concatenate(list(part.read(4)))[:, 0, 0, 0]  # which is the number of the image, four of each patient
     patients: dict[int, set[str]] = {}
     for item, number in zip(listed.items, value.tolist(), strict=True):
@@ -476,29 +453,33 @@ def test_the_package_is_the_command_too() -> None:
     assert found.stdout == f"{version('fewlabel')}\n"
 
 
-def test_mistakes_are_one_sentence(fewlabel: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("split digits", "data split needs --to"),
+        ("split digits --to full", "full is not empty"),
+        ("split digits --to full/x", "full/x is a file; --to needs a directory"),
+        ("info ham10000", "did you mean 'isic2018'?"),
+        ("info full", "for your own images: --data folder --set data.path=full"),
+        ("check t.csv", "of which --column image=… may name one"),
+        ("split digitz --to new", "did you mean 'digits'?"),
+        ("partition no.toml", "there is no file no.toml"),
+        ("partition --png p.xyz", "its ending must be one of"),
+        ("info digits --set data.path=full", "data.path is for folder, csv, npz, dicom"),
+        ("info folder", "needs data.path"),
+        ("info pathmnist", "put pathmnist.npz into"),
+        ("get folder", "nothing to download"),
+        ("check nowhere", "there is nothing at nowhere"),
+        ("check no", "there are no images in no"),
+        ("check no --column label", "--column takes a=b"),
+    ],
+)
+def test_mistakes_are_one_sentence(words: str, sentence: str, fewlabel: Command, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     (tmp_path / "no" / "a").mkdir(parents=True)
     (tmp_path / "t.csv").write_text("bild,label\n")
-    for argv, said in [
-        (["split", "digits"], "data split needs --to"),
-        (["split", "digits", "--to", "full"], "full is not empty"),
-        (["split", "digits", "--to", "full/x"], "full/x is a file; --to needs a directory"),
-        (["info", "ham10000"], "did you mean 'isic2018'?"),
-        (["info", "full"], "for your own images: --data folder --set data.path=full"),
-        (["check", "t.csv"], "of which --column image=… may name one"),
-        (["split", "digitz", "--to", "new"], "did you mean 'digits'?"),
-        (["partition", "no.toml"], "there is no file no.toml"),
-        (["partition", "--png", "p.xyz"], "its ending must be one of"),
-        (["info", "digits", "--set", "data.path=full"], "data.path is for folder, csv, npz, dicom"),
-        (["info", "folder"], "needs data.path"),
-        (["get", "folder"], "nothing to download"),
-        (["check", "nowhere"], "there is nothing at nowhere"),
-        (["check", "no"], "there are no images in no"),
-        (["check", "no", "--column", "label"], "--column takes a=b"),
-    ]:
-        found = fewlabel("data", *argv)
-        assert (found.code, found.out) == (2, ""), argv
-        assert said in found.err
-        assert found.err.count("\n") == 1
+    found = fewlabel("data", *words.split())
+    assert (found.code, found.out) == (2, "")
+    assert sentence in found.err
+    assert found.err.count("\n") == 1

@@ -1,37 +1,36 @@
-"""The coordinator's commands: what they make, whom they admit, what they start and that nothing of it is left."""
+"""The coordinator's commands: what they create, whom they admit, what they start and that nothing of it is left."""
 
 import json
 import os
 import re
-import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
-from fewlabel.core.errors import BadInput, RunFailed
-from fewlabel.deploy import keys, processes, submit, superlink
-from fewlabel.deploy.nodes import serve
-from fewlabel.deploy.server import prepare
+from fewlabel.core.errors import BadInput
+from fewlabel.deploy import keys, members, processes, submit, superlink
+from fewlabel.deploy.run_plan import prepare
 from fewlabel.deploy.site import load_terms
 from fewlabel.experiment import load
-from tests.cli import test_main as test_cli
-from tests.cli.test_main import ROOT, Command
-from tests.deploy.test_flower import experiment, federate, lines, room, simulated, split, weights
+from tests.cli.test_main import ROOT
+from tests.conftest import Command
+from tests.deploy.federated import experiment, lines, simulated, weights
 from tests.deploy.test_gateway import signed
-from tests.deploy.test_keys import admit, enrolled
-from tests.flower_processes import free_ports
+from tests.deploy.test_members import admit, enrolled
+from tests.deploy.test_submit import stand_in
+from tests.flower_processes import free_ports, until
 from tests.hosts import Host, hosts, permitted
 
-fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
-COMMANDS = ["init", "enrol", "remove", "serve", "run", "status", "stop"]
+COMMANDS = [f"federation {name}" for name in ("init", "enrol", "remove", "serve", "run", "status", "stop")]
+COMMANDS += [f"site {name}" for name in ("init", "check", "join", "leave")]
 TERMS = {"classes": ["cat", "dog"], "channels": 1, "image_size": 16, "mean": [0.5], "std": [0.25]}
 FLAGS = ["--classes", "cat,dog", "--image-size", "16", "--mean", "0.5", "--std", "0.25"]
 INIT = ["federation", "init", "lungs", "--address", "10.0.0.5:9443"]
@@ -39,9 +38,9 @@ INIT = ["federation", "init", "lungs", "--address", "10.0.0.5:9443"]
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_a_command_has_examples_and_fits_the_screen(name: str, fewlabel: Command) -> None:
-    found = fewlabel("federation", name, "--help")
+    found = fewlabel(*name.split(), "--help")
     assert found.code == 0
-    assert f"  fewlabel federation {name} " in found.out
+    assert f"  fewlabel {name}" in found.out
     assert max(map(len, found.out.splitlines())) <= 80
 
 
@@ -59,10 +58,12 @@ def test_a_federation_has_terms_from_a_file_or_from_flags(fewlabel: Command, tmp
     (tmp_path / "terms.json").write_text(json.dumps(TERMS))
     assert fewlabel(*INIT, "--terms", "terms.json", "--methods", "labels-only").code == 0
     assert fewlabel("federation", "init", "other", "--address", "h:1", *FLAGS, "--name", "Lungs (test)").code == 0
-    assert keys.read_trust(tmp_path / "lungs" / "trust") == keys.Federation(
-        "lungs", "10.0.0.5:9443", "0.1.0", ("labels-only",)
+    assert members.read_trust(tmp_path / "lungs" / "trust") == members.Federation(
+        "lungs", "10.0.0.5:9443", version("fewlabel"), ("labels-only",)
     )
-    assert keys.read_trust(tmp_path / "other" / "trust") == keys.Federation("Lungs (test)", "h:1", "0.1.0")
+    assert members.read_trust(tmp_path / "other" / "trust") == members.Federation(
+        "Lungs (test)", "h:1", version("fewlabel")
+    )
     for name in ("lungs", "other"):
         told = json.loads((tmp_path / name / "trust" / "terms.json").read_text())
         assert {key: told[key] for key in TERMS} == TERMS
@@ -75,13 +76,13 @@ def test_a_federation_has_terms_from_a_file_or_from_flags(fewlabel: Command, tmp
         (["federation", "init", "x", "--address", "nowhere", *FLAGS], "an address is HOST:PORT"),
         (INIT, "federation init needs --terms, or at least --classes and --image-size"),
         ([*INIT, "--terms", "none.json"], "there is no file none.json"),
-        ([*INIT, "--terms", "none.json", "--classes", "a"], "--terms says all, so leave out --classes"),
+        ([*INIT, "--terms", "none.json", "--classes", "a"], "--terms sets all of them, so leave out --classes"),
         ([*INIT, "--classes", "cat,cat", "--image-size", "8"], "a federation has two classes or more, each once"),
         ([*INIT, *FLAGS, "--mean", "0.5,0.5"], "mean and std are 1 numbers each"),
         ([*INIT, *FLAGS, "--mean", "much"], "--mean takes numbers such as 0.5"),
         ([*INIT, *FLAGS, "--methods", "fedavgg"], "there is no method 'fedavgg'; did you mean 'fedavg'?"),
         ([*INIT, *FLAGS, "--name", "\x1b[0m"], "a name has up to 63 letters"),
-        (["federation", "serve", "x"], "x holds no federation; `fewlabel federation init` makes one"),
+        (["federation", "serve", "x"], "x holds no federation; `fewlabel federation init` creates one"),
         (["federation", "status", "x"], "x holds no federation"),
         (["federation", "enrol", "x", "y"], "x holds no federation"),
         (["federation", "remove", "x", "y"], "x holds no federation"),
@@ -111,7 +112,7 @@ def test_a_site_is_enrolled_once_and_shown(lungs: Path, fewlabel: Command, tmp_p
     file = enrolled(lungs, tmp_path / "site", 2, "north")
     found = fewlabel("federation", "enrol", "lungs", file)
     key = keys.fingerprint(json.loads(file.read_text())["key"])
-    assert (found.code, found.out) == (0, f"client 2 is 'north', by the key {key}\n")
+    assert (found.code, found.out) == (0, f"client 2 is 'north', with the key {key}\n")
     again = fewlabel("federation", "enrol", "lungs", file)
     assert (again.code, again.err) == (2, "fewlabel: 'north' is enrolled with this key already, as client 2\n")
     told = fewlabel("federation", "status", "lungs")
@@ -126,14 +127,14 @@ def test_a_removed_site_is_no_member_and_its_key_never_again_one(
     first, second = enrolled(lungs, tmp_path / "a", 2, "north"), enrolled(lungs, tmp_path / "b", 2, "north")
     assert fewlabel("federation", "enrol", "lungs", first).code == 0
     head = [value.encode() for value in signed(keys.load_key(tmp_path / "a" / "key")).values()]
-    roll = keys.Roll(lungs)
+    roll = members.Roll(lungs)
     assert roll.signer(*head).name == "north"
     wrong = fewlabel("federation", "remove", "lungs", "south")
     assert (wrong.code, wrong.err) == (2, "fewlabel: 'south' is no member: there is 2 'north'\n")
     gone = fewlabel("federation", "remove", "lungs", "north")
     key = keys.fingerprint(json.loads(first.read_text())["key"])
-    assert (gone.code, gone.out) == (0, f"client 2 is no longer 'north', by the key {key}\n")
-    assert keys.members(lungs) == ()
+    assert (gone.code, gone.out) == (0, f"client 2 is no longer 'north', with the key {key}\n")
+    assert members.members(lungs) == ()
     with pytest.raises(BadInput, match="it was removed from the federation"):
         roll.signer(*head)
     again = fewlabel("federation", "enrol", "lungs", first)
@@ -141,7 +142,7 @@ def test_a_removed_site_is_no_member_and_its_key_never_again_one(
     assert "'north' was removed with this key; a new `fewlabel site init` makes another one" in again.err
     assert fewlabel("federation", "enrol", "lungs", second).code == 0  # its place is free, for another key
     assert fewlabel("federation", "remove", "lungs", "2").code == 0
-    assert [member.nonce for member in keys.removed(lungs)] == [
+    assert [member.nonce for member in members.removed(lungs)] == [
         json.loads(path.read_text())["nonce"] for path in (first, second)
     ]
 
@@ -156,109 +157,6 @@ def test_a_site_is_removed_by_its_number_though_another_has_that_for_a_name(
     assert fewlabel("federation", "remove", "lungs", "both").err == (
         "fewlabel: 'both' is more than one site: there is 2 'both', 3 'both'\n"
     )
-
-
-def test_a_file_of_flowers_that_cannot_be_read_is_not_one_without_nodes(tmp_path: Path) -> None:
-    assert superlink.nodes(tmp_path) == {}
-    with closing(sqlite3.connect(tmp_path / "link.db")) as database:
-        database.execute("CREATE TABLE other (x)")
-        assert superlink.nodes(tmp_path) == {}
-        database.execute("CREATE TABLE node (x)")
-    with pytest.raises(RunFailed, match=r"link\.db cannot be read: no such column"):
-        superlink.nodes(tmp_path)
-    (tmp_path / "link.db").write_bytes(b"x" * 5000)
-    with pytest.raises(RunFailed, match=r"link\.db cannot be read: file is not a database"):
-        superlink.nodes(tmp_path)
-
-
-def test_a_site_is_connected_as_long_as_flower_counts_on_it() -> None:
-    """A node that must be heard every 30 s is counted as connected for 60 s since it was."""
-    now = time.time()
-    assert superlink.Node(1, "online", now + 45, 30.0).standing() == {
-        "state": "connected", "seconds": pytest.approx(15, abs=1),
-    }  # fmt: skip
-    for status in ("online", "offline"):
-        found = superlink.Node(1, status, now - 20, 30.0).standing()
-        assert found == {"state": "not connected", "seconds": pytest.approx(20, abs=1)}
-    assert superlink.Node(1, "registered", 0.0, 30.0).standing() == {"state": "never connected"}
-
-
-# A run that is followed
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "lines", "sentence"),
-    [
-        (0, 0, "run begins with round 1"),
-        (0, 1, "run begins with round 1; computed anew: round 1"),
-        (0, 3, "run begins with round 1; computed anew: rounds 1 to 3"),
-        (4, 4, "run goes on after round 4 of 9, its last checkpoint"),
-        (4, 5, "run goes on after round 4 of 9, its last checkpoint; computed anew: round 5"),
-        (4, 6, "run goes on after round 4 of 9, its last checkpoint; computed anew: rounds 5 to 6"),
-    ],
-)
-def test_a_resumed_run_says_where_it_goes_on(checkpoint: int, lines: int, sentence: str, tmp_path: Path) -> None:
-    run = Path("run")
-    (run / "checkpoint").mkdir(parents=True)
-    if checkpoint:
-        (run / "checkpoint" / f"round-{checkpoint:06d}-0123456789abcdef.safetensors").touch()
-    (run / "rounds.jsonl").write_text("".join(f'{{"round": {n + 1}}}\n' for n in range(lines)))
-    assert submit.going_on(run, 9) == sentence
-
-
-def test_who_gives_no_reply_is_told_once_until_that_changes(lungs: Path, tmp_path: Path) -> None:
-    admit(lungs, enrolled(lungs, tmp_path / "a", 2, "north"))
-    missing = submit.Missing(lungs)
-
-    def news(number: int, replies: int, *whys: str) -> list[str]:
-        failures = [f"client {why[0]} failed in 'local_update' of round {number}: {why[2:]}" for why in whys]
-        return list(missing.news({"round": number, "asked": 3, "replies": replies, "failures": failures}))
-
-    away = "it is not connected"
-    assert news(1, 3) == []
-    assert news(2, 2, f"2 {away}") == [f"client 2 'north' gave no reply in round 2: {away}"]
-    assert news(3, 2, f"2 {away}") == []
-    assert news(4, 1, f"2 {away}", "0 it refused: no") == ["client 0 gave no reply in round 4: it refused: no"]
-    assert news(5, 2, "2 it was silent for 9 s") == ["client 2 'north' gave no reply in round 5: it was silent for 9 s"]
-    assert news(6, 2) == ["all sites that were asked replied in round 6"]  # one of them had nothing to send
-    assert news(7, 3) == []
-    sites = {"failures": [f"client 2: {away}"]}
-    told = list(missing.news({"round": 8, "asked": 3, "replies": 3, "sites": sites}))
-    assert told == [f"client 2 'north' gave no reply in round 8: {away}"]
-
-
-FLWR = """\
-#!{python} -S
-import pathlib, sys
-here = pathlib.Path(__file__).parent
-with (here / "asked").open("a+") as file:
-    file.write(sys.argv[1] + "\\n")
-    file.seek(0)
-    asked = file.read().split()
-if sys.argv[1] == "run":
-    print('{{"success": true, "run-id": "7"}}')
-elif sys.argv[1] == "list":
-    state = "running" if asked.count("log") < 2 else "finished:failed"
-    print('{{"success": true, "runs": [{{"run-id": "7", "status": "%s"}}]}}' % state)
-else:
-    print("fewlabel: 1 of 2 sites are there\\nfewl", end="" if asked.count("log") == 1 else "abel: 2 of 2 are\\n")
-"""
-
-
-def test_a_run_is_followed_until_it_has_ended_though_its_log_breaks_off(
-    lungs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With a stand-in for Flower's command, whose first stream of the log ends in the middle of a line."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "flwr").write_text(FLWR.format(python=sys.executable))
-    (tmp_path / "bin" / "flwr").chmod(0o755)
-    monkeypatch.setattr(processes, "BIN", tmp_path / "bin")
-    (run := tmp_path / "run").mkdir()
-    with pytest.raises(RunFailed, match="the run has ended: "):
-        submit.follow(lungs, run, 2)
-    assert (tmp_path / "bin" / "asked").read_text().split() == ["run", "log", "list", "log", "list"]
-    said = [line for line in capsys.readouterr().err.splitlines() if "of 2" in line]
-    assert said == ["fewlabel: 1 of 2 sites are there", "fewlabel: 2 of 2 are"]
 
 
 LATE = """\
@@ -280,20 +178,17 @@ def test_a_run_that_is_interrupted_after_its_end_is_completed(
     lungs: Path, fewlabel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a stand-in for Flower's command, at whose end Ctrl-C comes in."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "flwr").write_text(LATE.format(python=sys.executable))
-    (tmp_path / "bin" / "flwr").chmod(0o755)
-    monkeypatch.setattr(processes, "BIN", tmp_path / "bin")
+    stand_in(LATE, tmp_path / "bin", monkeypatch)
     (tmp_path / "e.toml").write_text('method = "labels-only"\n')
-    superlink.connect(lungs, "127.0.0.1", 1, insecure=False)
-    with processes.held(lungs):
+    superlink.connect(lungs, ("127.0.0.1", 1), insecure=False)
+    with processes.in_use(lungs):
         found = fewlabel("federation", "run", "lungs", "e.toml", "--out", "run")
     assert found.code == 0, found.err
     assert found.err.endswith("fewlabel: the run is completed; to see it: fewlabel show run\n")
 
 
 def test_commands_are_shown_with_tls_and_keys_unless_told_otherwise(lungs: Path, fewlabel: Command) -> None:
-    link, front = fewlabel("federation", "serve", "lungs", "--print-command").out.splitlines()
+    link, gateway = fewlabel("federation", "serve", "lungs", "--print-command").out.splitlines()
     assert "--enable-supernode-auth" in link
     assert f"--ssl-keyfile {lungs}/server.key" in link
     assert "--host 127.0.0.1" in link
@@ -301,7 +196,7 @@ def test_commands_are_shown_with_tls_and_keys_unless_told_otherwise(lungs: Path,
     assert f"--database {lungs}/link.db" in link
     assert "--disable-runtime-dependency-installation" in link
     assert "FLWR_TELEMETRY_ENABLED=0" in link
-    assert "-m fewlabel.deploy.gateway --listen 10.0.0.5:9443 --to 127.0.0.1:" in front
+    assert "-m fewlabel.deploy.gateway --listen 10.0.0.5:9443 --to 127.0.0.1:" in gateway
     (open_link,) = fewlabel("federation", "serve", "lungs", "--insecure", "--print-command").out.splitlines()
     assert "--host 10.0.0.5 --port 9443" in open_link
     assert open_link.endswith("--insecure")
@@ -334,111 +229,14 @@ def test_a_run_needs_a_server_and_a_method_that_sites_have_consented_to(
 def test_a_run_is_resumed_with_the_keys_that_it_began_with(
     secure: bool, lungs: Path, fewlabel: Command, tmp_path: Path
 ) -> None:
-    members = {"members": str(lungs)} if secure else {}
-    prepare(experiment("method=labels-only"), tmp_path / "run", load_terms(lungs / "trust"), **members)
+    given = {"members": str(lungs)} if secure else {}
+    prepare(experiment("method=labels-only"), tmp_path / "run", load_terms(lungs / "trust"), **given)
     resume = ["federation", "run", "lungs", "--resume", "run"]
     right, wrong = [resume, [*resume, "--insecure"]][:: 1 if secure else -1]
     assert f"nobody serves {lungs}" in fewlabel(*right).err
     how = f"with the keys of {lungs}" if secure else "with --insecure"
     found = fewlabel(*wrong)
-    assert (found.code, found.err) == (2, f"fewlabel: run was begun {how}, and is resumed so or not at all\n")
-
-
-def test_a_node_with_another_clients_key_takes_no_part(tmp_path: Path, lungs: Path) -> None:
-    whole = experiment("method=labels-only", "labels.clients=4", "rounds=1")
-    data = split(whole, tmp_path / "sites")
-    for client in range(4):
-        admit(lungs, enrolled(lungs, tmp_path / f"site-{client}", client))
-    nodes = [7000, 7001, 7003, 7002]
-    keys.write_members(lungs, tuple(replace(m, node=n) for m, n in zip(keys.members(lungs), nodes, strict=True)))
-    run = federate(whole, data, tmp_path / "run", members=str(lungs), patience=3.0)
-    with pytest.raises(RunFailed) as failure:
-        serve(room(data, tmp_path / "state"), run)
-    assert "2 of 4 sites were there" in str(failure.value)
-    assert "node 7002 is refused: it claims to be client 2, and its key is that of client 3" in str(failure.value)
-
-
-# Programs
-
-
-DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
-NEST = f"""
-import subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", {DEAF!r}], start_new_session=True)
-time.sleep(99)
-"""
-
-
-def test_whatever_a_program_starts_ends_with_it_and_nothing_else_does(tmp_path: Path) -> None:
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"])
-    try:
-        ours = processes.Programs(tmp_path, {})
-        with ours.all_ended():
-            ours.start("nest", [sys.executable, "-c", NEST])
-            until(lambda: "up" in ours.log("nest").read_text())
-            assert len(processes.marked(tmp_path)) == 2
-            assert processes.holder(tmp_path) == os.getpid()
-            with pytest.raises(BadInput, match=f"in use already, by process {os.getpid()}"), processes.held(tmp_path):
-                pass
-            processes.end(tmp_path, ours.started.values(), patience=1)  # the inner one does not listen, and is killed
-            assert processes.marked(tmp_path) == []
-        assert processes.holder(tmp_path) is None
-        (tmp_path / ".running").write_text(str(other.pid))  # as somebody who was killed may leave it
-        assert not processes.stop(tmp_path)
-        assert other.poll() is None
-    finally:
-        other.kill()
-        other.wait()
-
-
-@pytest.mark.parametrize("ends", [False, True])
-def test_a_number_that_is_another_process_here_is_not_ended(ends: bool, tmp_path: Path) -> None:
-    """As where a container holds the folder: from the first, or since a process of this machine has ended."""
-    code = f"file = open({os.devnull if not ends else '.running'!r}); print(flush=True); import time; time.sleep(99)"
-    with processes.held(tmp_path):
-        other = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE)
-        try:
-            assert other.stdout is not None
-            other.stdout.readline()
-            (tmp_path / ".running").write_text(str(other.pid))
-            with pytest.raises(
-                BadInput, match="is held by a process that is not on this machine, or is another user's"
-            ):
-                processes.stop(tmp_path, patience=0)
-            assert (other.poll() is not None) == ends
-        finally:
-            other.kill()
-            other.communicate()
-
-
-ENDED = """\
-\x1b[92mINFO \x1b[0m:      Starting Flower SuperNode
-INFO:     Uvicorn running on http://127.0.0.1:35779 (Press CTRL+C to quit)
-\x1b[91mERROR \x1b[0m:     Exit Code: 305
-Failed to initialize the connection to the SuperLink.
-[code: 2004] Failed to activate SuperNode.
-
-For more information, visit: <https://flower.ai/305.html>
-INFO:     Finished server process [1614]
-"""
-
-
-def test_what_a_program_said_last_is_its_error_since_it_was_started(tmp_path: Path) -> None:
-    ours = processes.Programs(tmp_path, {})
-    assert ours.said("node") == ""
-    for code, word in ((f"print({ENDED!r})", "Exit Code: 305 Failed to initialize the connection to the SuperLink. "
-                        "[code: 2004] Failed to activate SuperNode."),
-                       ("print('a'); print('b\\x1b[0m')", "b"), ("", "it said nothing"),
-                       ("print('╭─ Error ─╮\\n│ gone │\\n╰─────────╯')", "gone")):  # fmt: skip
-        ours.start("node", [sys.executable, "-c", code]).wait()
-        assert ours.verdict("node") == f"{word} (all of it: {tmp_path}/node.log)"
-
-
-def until(true, seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    assert (found.code, found.err) == (2, f"fewlabel: run was begun {how}, and can only be resumed so\n")
 
 
 # All of it
@@ -451,6 +249,22 @@ class Session:
         self.folder, self.hosts, self.left = folder, hosts, dict[str, subprocess.Popen]()
         paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+    def set_up(self, sites: int, rounds: int) -> int:
+        """Create a federation, and a site for each client. Return the port at which sites will reach it."""
+        (self.folder / "e.toml").write_text(
+            f'method = "labels-only"\nrounds = {rounds}\nseed = 5\nmodel = "tests.nets:tiny"\n'
+            f'[data]\nname = "digits"\nimage_size = 16\n[clients]\ncount = {sites}\nalpha = 2.0\n'
+        )
+        (port,) = free_ports(1)
+        address = f"{self.hosts[0].address if self.hosts else '127.0.0.1'}:{port}"
+        self.run("data split e.toml --to sites")
+        self.run(f"federation init fed --address {address} --terms sites/terms.json --methods labels-only")
+        for n in range(sites):
+            who = f"--name s{n} --client {n} --data sites/client-{n}"
+            self.run(f"site init site-{n} --trust fed/trust {who} --modules tests.nets")
+        self.run("federation enrol fed site-0/enrolment.json")  # before it is served, and the others while it is
+        return port
 
     def command(self, words: str) -> list[str]:
         site = re.match(r"site \w+ site-(\d)", words)
@@ -502,19 +316,8 @@ def machines() -> Iterator[list[Host]]:
 @pytest.mark.slow
 def test_three_sites(tmp_path: Path, machines: list[Host]) -> None:
     """From nothing to a trained model by commands alone: one site with labels, two without, the simulator's bits."""
-    (tmp_path / "e.toml").write_text(
-        'method = "labels-only"\nrounds = 2\nseed = 5\nmodel = "tests.nets:tiny"\n'
-        '[data]\nname = "digits"\nimage_size = 16\n[clients]\ncount = 3\nalpha = 2.0\n'
-    )
     session = Session(tmp_path, machines)
-    (port,) = free_ports(1)
-    session.run("data split e.toml --to sites")
-    address = machines[0].address if machines else "127.0.0.1"
-    session.run(f"federation init fed --address {address}:{port} --terms sites/terms.json --methods labels-only")
-    for n in range(3):
-        who = f"--name s{n} --client {n} --data sites/client-{n}"
-        session.run(f"site init site-{n} --trust fed/trust {who} --modules tests.nets")
-    session.run("federation enrol fed site-0/enrolment.json")  # before it is served, and the others while it is
+    port = session.set_up(sites=3, rounds=2)
     try:
         session.begin("serve", "federation serve fed", "serving at")
         for n in (1, 2):
@@ -522,15 +325,15 @@ def test_three_sites(tmp_path: Path, machines: list[Host]) -> None:
         assert session.run("site check site-0").count("ok ") == 6
         for n in range(3):
             session.begin(f"join{n}", f"site join site-{n} --yes", f"joined as client {n} of 'fed'")
-        # What others reach: of the coordinator the front alone, of a site nothing.
+        # What others reach: of the coordinator the gateway alone, of a site nothing.
         assert [[port for _, port in machine.listens()] for machine in machines] in ([], [[port], [], [], []])
-        (resident,) = [
+        (process,) = [
             pid
             for pid in processes.marked(tmp_path / "site-0")
-            if b"reside" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"answer" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         ]
-        os.kill(resident, 9)
-        session.until_said("join0", "the resident has died and is started again")
+        os.kill(process, 9)
+        session.until_said("join0", "the site-process has died and is started again")
         told = session.run("federation run fed e.toml --data sites --out run --deadline 120 --patience 120")
         assert "round 2/2  accuracy 0." in told
         status = json.loads(session.run("federation status fed --format json"))
@@ -549,18 +352,8 @@ def test_three_sites(tmp_path: Path, machines: list[Host]) -> None:
 @pytest.mark.slow
 def test_sites_come_and_go(tmp_path: Path) -> None:
     """One site with labels, one without: cut off, back, away in mid-run, back, and removed; each of it is told."""
-    (tmp_path / "e.toml").write_text(
-        'method = "labels-only"\nrounds = 8\nseed = 5\nmodel = "tests.nets:tiny"\n'
-        '[data]\nname = "digits"\nimage_size = 16\n[clients]\ncount = 2\nalpha = 2.0\n'
-    )
     session, fed = Session(tmp_path), tmp_path / "fed"
-    (port,) = free_ports(1)
-    session.run("data split e.toml --to sites")
-    session.run(f"federation init fed --address 127.0.0.1:{port} --terms sites/terms.json --methods labels-only")
-    for n in range(2):
-        who = f"--name s{n} --client {n} --data sites/client-{n}"
-        session.run(f"site init site-{n} --trust fed/trust {who} --modules tests.nets")
-    session.run("federation enrol fed site-0/enrolment.json")
+    session.set_up(sites=2, rounds=8)
     joined = "joined as client {} of 'fed'"
     try:
         session.begin("serve", "federation serve fed", "serving at")
@@ -568,17 +361,17 @@ def test_sites_come_and_go(tmp_path: Path) -> None:
         assert session.left.pop("stranger").wait(60) == 3
         assert "joined" not in session.said("stranger")
 
-        before = keys.members(fed)  # as a kill leaves it after the registration of a key
-        keys.write_members(fed, tuple(replace(member, node=None) for member in before))
+        before = members.members(fed)  # as a kill leaves it after the registration of a key
+        members.write_members(fed, tuple(replace(member, node=None) for member in before))
         session.run("federation enrol fed site-1/enrolment.json")
-        assert keys.members(fed)[0] == before[0]
+        assert members.members(fed)[0] == before[0]
 
         for n in range(2):
             session.begin(f"join{n}", f"site join site-{n} --yes", joined.format(n))
         for process in (session.left["join0"].pid, *processes.marked(tmp_path / "site-0")):
             os.kill(process, 9)
         session.left.pop("join0").wait(60)
-        session.begin("join0", "site join site-0 --yes", "counts this site as connected still")
+        session.begin("join0", "site join site-0 --yes", "still counts this site as connected")
         assert "joined" not in session.said("join0")
         session.until_said("join0", joined.format(0))
 
@@ -613,5 +406,5 @@ def test_sites_come_and_go(tmp_path: Path) -> None:
     finally:
         session.end()
     assert [processes.marked(tmp_path / name) for name in ("fed", "site-0", "site-1")] == [[]] * 3
-    assert "Traceback" not in (fed / "front.log").read_text()
+    assert "Traceback" not in (fed / "gateway.log").read_text()
     assert "images trained on" not in session.run("show run")

@@ -7,23 +7,18 @@ import stat
 import sys
 import threading
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
-from fewlabel.cli import site as site_cli
-from fewlabel.deploy import keys, processes
-from fewlabel.deploy import site as apart
-from fewlabel.experiment import Experiment
-from tests.cli import test_main as test_cli
+from fewlabel.deploy import members
 from tests.cli.test_federation import FLAGS
-from tests.cli.test_main import Command
-from tests.deploy.test_flower import grey
+from tests.conftest import Command
+from tests.deploy.federated import grey
 
-fewlabel, _elsewhere = test_cli.fewlabel, test_cli._elsewhere  # fixtures
-COMMANDS = ["init", "check", "join", "leave"]
 INIT = ["site", "init", "--trust", "lungs/trust", "--name", "north", "--client", "2", "--data", "images"]
 
 
@@ -35,14 +30,6 @@ def images(fewlabel: Command, tmp_path: Path) -> Path:
     for value, name in enumerate(("dog/1.png", "dog/2.png", "unlabeled/3.png")):
         grey(tmp_path / "images" / name, value)
     return tmp_path / "images"
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_command_has_examples_and_fits_the_screen(name: str, fewlabel: Command) -> None:
-    found = fewlabel("site", name, "--help")
-    assert found.code == 0
-    assert f"  fewlabel site {name}" in found.out
-    assert max(map(len, found.out.splitlines())) <= 80
 
 
 def test_a_site_is_set_up_with_a_key_that_stays_and_an_enrolment_that_is_admitted(
@@ -62,7 +49,7 @@ def test_a_site_is_set_up_with_a_key_that_stays_and_an_enrolment_that_is_admitte
     assert stat.S_IMODE((site / "key").stat().st_mode) == 0o600
     assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
     assert fewlabel("federation", "enrol", "lungs", site / "enrolment.json").code == 0
-    assert keys.members(tmp_path / "lungs")[0].client == 2
+    assert members.members(tmp_path / "lungs")[0].client == 2
     again = fewlabel(*INIT)
     assert (again.code, again.err) == (2, "fewlabel: site is there already and not empty; choose another directory\n")
 
@@ -74,7 +61,7 @@ def test_what_is_not_given_is_asked_for(
     answers.isatty = lambda: True  # type: ignore[method-assign]
     found = fewlabel("site", "init")
     assert (found.code, found.err.count(":")) == (0, 5)
-    assert found.out.startswith("'south' is set up as client 1 of 'lungs', by the key SHA256:")
+    assert found.out.startswith("'south' is set up as client 1 of 'lungs', with the key SHA256:")
 
 
 @pytest.mark.parametrize("missing", ["--trust", "--name", "--client", "--data"])
@@ -138,7 +125,10 @@ def test_everything_that_is_wrong_has_a_line_of_its_own(images: Path, fewlabel: 
     assert wrong["disk"].endswith(f"forbid it by: chmod 700 {site}/state")
     assert wrong["key"].endswith(f"forbid it by: chmod 600 {site}/key")
     assert wrong["certificate"].endswith("ca.pem is no certificate")
-    assert wrong["versions"] == "FewLabel is 0.1.0 here and 9.9 at the coordinator; both must have the same"
+    assert (
+        wrong["versions"]
+        == f"FewLabel is {version('fewlabel')} here and 9.9 at the coordinator; both must have the same"
+    )
 
 
 def test_commands_are_shown_with_tls_and_a_key_unless_told_otherwise(
@@ -146,10 +136,10 @@ def test_commands_are_shown_with_tls_and_a_key_unless_told_otherwise(
 ) -> None:
     assert fewlabel(*INIT).code == 0
     site = tmp_path / "site"
-    resident, node = fewlabel("site", "join", "--print-command").out.splitlines()
-    assert resident.endswith(f"-m fewlabel site reside {site}")
+    process, node = fewlabel("site", "join", "--print-command").out.splitlines()
+    assert process.endswith(f"-m fewlabel site answer {site}")
     assert f"--root-certificates {site}/trust/ca.pem --auth-supernode-private-key {site}/key" in node
-    assert f"""--node-config 'resident="{site}/resident"'""" in node
+    assert f"""--node-config 'socket="{site}/socket"'""" in node
     assert "--insecure" not in node
     _, node = fewlabel("site", "join", "--insecure", "--print-command").out.splitlines()
     assert " --insecure " in node
@@ -185,42 +175,6 @@ def test_nobody_joins_without_consent_to_what_leaves(images: Path, fewlabel: Com
     assert fewlabel(*INIT).code == 0
     found = fewlabel("site", "join")
     assert found.code == 2
-    assert "What leaves a site that takes part in 'labels-only'." in found.err
-    assert "The weights after training" in found.err
-    assert found.err.endswith("nobody is there to consent; whoever has read this types --yes\n")
-    assert not (tmp_path / "site" / "resident.log").exists()
-
-
-def test_what_was_consented_to_is_what_a_site_does() -> None:
-    assert apart.agreed("labels-only", Experiment("fedavg"))
-    assert apart.agreed("labels-only, fedirm", Experiment("fedirm"))
-    assert apart.agreed("", Experiment("fedirm"))
-    assert not apart.agreed("labels-only", Experiment("fedirm"))
-    assert not apart.agreed("local-sl", Experiment("fedavg"))  # whose weights leave
-    assert not apart.agreed("labels-only", Experiment("fedirm", name="labels-only"))
-
-
-NODE = """
-import pathlib, sys, time
-first = pathlib.Path("first")
-if first.exists():
-    print("SuperNode ID: 7", flush=True)
-    time.sleep(99)
-first.touch()
-time.sleep(0.3)
-print("ERROR: [code: 2004] Failed to activate SuperNode.")
-"""
-
-
-def test_a_site_is_patient_from_the_first_refusal_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """However long the server gave no answer before."""
-    monkeypatch.setattr(site_cli, "PATIENCE", 0.2)
-    monkeypatch.setattr(site_cli, "PAUSE", 0.05)
-    ours = processes.Programs(tmp_path, {})
-    with ours.all_ended():
-        site_cli.connect(ours, [sys.executable, "-c", NODE])
-    waiting, refused = capsys.readouterr().err.splitlines()
-    assert waiting == "fewlabel: waiting for the server to answer; Ctrl-C gives up"
-    assert refused.startswith("fewlabel: the server counts this site as connected still, or does not know its key; ")
+    assert "If you take part in 'labels-only', this leaves your site." in found.err
+    assert found.err.endswith("there is nobody to ask for consent; if you have read this and agree, add --yes\n")
+    assert not list((tmp_path / "site").glob("*.log"))

@@ -14,7 +14,7 @@ import pytest
 from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.data.published import download
 from fewlabel.data.published.download import fetch
-from fewlabel.data.published.files import File
+from fewlabel.data.published.files import PublishedFile
 
 CONTENT = bytes(range(256)) * 4000  # about a megabyte
 
@@ -89,8 +89,8 @@ def server() -> Iterator[Server]:
         thread.join(10)
 
 
-def wanted(server: Server, content: bytes = CONTENT) -> File:
-    return File("file.bin", server.url, (hashlib.md5(content).hexdigest(),))
+def wanted(server: Server, md5: bool = True) -> PublishedFile:
+    return PublishedFile("file.bin", server.url, (hashlib.md5(CONTENT).hexdigest(),) if md5 else ())
 
 
 def test_a_file_arrives_whole_with_progress_and_nothing_beside_it(server, tmp_path):
@@ -109,54 +109,38 @@ def test_what_lies_there_is_never_downloaded_but_must_be_right(server, tmp_path)
     (tmp_path / "file.bin").write_bytes(CONTENT)
     assert fetch([wanted(server)], tmp_path) == [tmp_path / "file.bin"]
     (tmp_path / "file.bin").write_bytes(CONTENT[:-1])
-    with pytest.raises(BadInput, match=r"file.bin is damaged or another file: .* delete it and get it anew"):
+    with pytest.raises(BadInput, match=r"file.bin is damaged or another file: .* delete it and download it again"):
         fetch([wanted(server)], tmp_path)
     assert server.asked == []
 
 
-def test_a_connection_that_ends_early_is_continued_from_where_it_ended(server, tmp_path):
-    server.most = 300_000
-    assert fetch([wanted(server)], tmp_path, wait=0)[0].read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=300000-", "bytes=600000-", "bytes=900000-"]
+FIRST = CONTENT[:1000]
 
 
-def test_what_an_earlier_command_left_is_continued(server, tmp_path):
-    (tmp_path / ".file.bin.part").write_bytes(CONTENT[:1000])
-    seen: list[int] = []
-    assert fetch([wanted(server)], tmp_path, lambda _, have, __: seen.append(have))[0].read_bytes() == CONTENT
-    assert server.asked == ["bytes=1000-"]
-    assert seen[0] == 1000
-
-
-def test_what_was_complete_but_not_yet_in_place_is_put_there(server, tmp_path):
-    (tmp_path / ".file.bin.part").write_bytes(CONTENT)
-    assert fetch([wanted(server)], tmp_path)[0].read_bytes() == CONTENT
-    assert server.asked == [f"bytes={len(CONTENT)}-"]
-
-
-@pytest.mark.parametrize("left", [b"something else", CONTENT + b"too much"])
-def test_a_wrong_beginning_is_thrown_away_and_all_of_it_downloaded(server, tmp_path, left):
-    (tmp_path / ".file.bin.part").write_bytes(left)
-    assert fetch([wanted(server)], tmp_path, wait=0)[0].read_bytes() == CONTENT
-    assert server.asked == [f"bytes={len(left)}-", None]
-
-
-def test_a_server_that_cannot_begin_in_the_middle_is_asked_for_all_of_it(server, tmp_path):
-    server.ranges = False
-    (tmp_path / ".file.bin.part").write_bytes(CONTENT[:1000])
-    assert fetch([wanted(server)], tmp_path)[0].read_bytes() == CONTENT
-    assert server.asked == ["bytes=1000-"]
-
-
-def test_a_server_that_does_not_say_how_much_there_is_is_believed_if_the_checksum_is_right(server, tmp_path):
-    server.length = False
-    assert fetch([wanted(server)], tmp_path)[0].read_bytes() == CONTENT
-
-
-def test_a_server_that_fails_for_a_while_is_asked_again(server, tmp_path):
-    server.failures = [503, 500, 429]
-    assert fetch([wanted(server)], tmp_path, wait=0)[0].read_bytes() == CONTENT
-    assert len(server.asked) == 4
+@pytest.mark.parametrize(
+    ("faults", "left", "asked"),
+    [
+        ({"most": 300_000}, b"", [None, "bytes=300000-", "bytes=600000-", "bytes=900000-"]),
+        ({}, FIRST, ["bytes=1000-"]),  # by an earlier command
+        ({}, CONTENT, [f"bytes={len(CONTENT)}-"]),  # complete, but not yet in place
+        ({}, b"something else", ["bytes=14-", None]),
+        ({}, CONTENT + b"too much", [f"bytes={len(CONTENT) + 8}-", None]),
+        ({"ranges": False}, FIRST, ["bytes=1000-"]),  # it sends all of it again
+        ({"early": 10}, FIRST, ["bytes=1000-", None]),  # its answer begins elsewhere than asked
+        ({"length": False}, b"", [None]),
+        ({"failures": [503, 500, 429]}, b"", [None] * 4),
+    ],
+)
+def test_a_file_arrives_whole_whatever_the_server_and_earlier_commands_did(server, tmp_path, faults, left, asked):
+    vars(server).update(faults)
+    if left:
+        (tmp_path / ".file.bin.part").write_bytes(left)
+    have: list[int] = []
+    paths = fetch([wanted(server)], tmp_path, lambda _, done, __: have.append(done), wait=0)
+    assert paths[0].read_bytes() == CONTENT
+    assert server.asked == asked
+    if left == FIRST and not faults:
+        assert have[0] == 1000
 
 
 def test_a_server_that_goes_on_failing_is_given_up_and_what_arrived_is_kept(server, tmp_path):
@@ -179,7 +163,7 @@ def test_a_file_that_is_not_there_is_not_asked_for_again(server, tmp_path):
 
 
 def test_a_server_that_is_not_there_is_a_sentence(tmp_path):
-    nowhere = File("file.bin", "http://127.0.0.1:9/file.bin")
+    nowhere = PublishedFile("file.bin", "http://127.0.0.1:9/file.bin")
     with pytest.raises(StorageError, match=r"cannot be downloaded from http://127.0.0.1:9/file.bin: .*refused"):
         fetch([nowhere], tmp_path, wait=0)
 
@@ -192,16 +176,25 @@ def test_wrong_bytes_are_found_at_the_end_and_not_kept(server, tmp_path):
     assert len(server.asked) == 1
 
 
-def test_a_file_without_a_published_checksum_is_taken_when_it_is_complete(server, tmp_path):
-    server.most = 600_000
-    assert fetch([File("file.bin", server.url)], tmp_path, wait=0)[0].read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("left", ['"0"', ""])
-def test_without_a_checksum_what_is_there_is_continued_only_if_it_is_of_the_servers_version(server, tmp_path, left):
-    (tmp_path / ".file.bin.part").write_bytes(b"of an earlier version")
-    (tmp_path / ".file.bin.version").write_text(left)
-    assert fetch([File("file.bin", server.url)], tmp_path, wait=0)[0].read_bytes() == CONTENT
+@pytest.mark.parametrize(
+    ("faults", "left", "version"),
+    [
+        ({"most": 600_000}, b"", ""),
+        ({"chunked": True}, b"", ""),  # which marks the end
+        ({}, b"of an earlier version", '"0"'),
+        ({}, b"of an unknown version", ""),
+        ({}, CONTENT + b"too much", '"1"'),
+        ({"early": 10}, FIRST, '"1"'),
+    ],
+)
+def test_without_a_checksum_a_file_is_taken_when_it_is_complete_and_of_one_version(
+    server, tmp_path, faults, left, version
+):
+    vars(server).update(faults)
+    if left:
+        (tmp_path / ".file.bin.part").write_bytes(left)
+        (tmp_path / ".file.bin.version").write_text(version)
+    assert fetch([wanted(server, md5=False)], tmp_path, wait=0)[0].read_bytes() == CONTENT
     assert [path.name for path in tmp_path.iterdir()] == ["file.bin"]
 
 
@@ -212,35 +205,14 @@ def test_a_file_that_changes_at_the_server_while_it_is_downloaded_is_begun_anew(
         if have == 600_000:
             server.most, server.version, server.content = len(CONTENT), '"2"', CONTENT[::-1]
 
-    assert fetch([File("file.bin", server.url)], tmp_path, progress, wait=0)[0].read_bytes() == CONTENT[::-1]
-
-
-@pytest.mark.parametrize("md5", [True, False])
-def test_an_answer_that_begins_elsewhere_than_asked_is_not_appended(server, tmp_path, md5):
-    (tmp_path / ".file.bin.part").write_bytes(CONTENT[:1000])
-    (tmp_path / ".file.bin.version").write_text(server.version)
-    server.early = 10
-    file = wanted(server) if md5 else File("file.bin", server.url)
-    assert fetch([file], tmp_path, wait=0)[0].read_bytes() == CONTENT
-    assert server.asked == ["bytes=1000-", None]
-
-
-def test_what_is_longer_than_the_servers_file_is_not_taken_for_it(server, tmp_path):
-    (tmp_path / ".file.bin.part").write_bytes(CONTENT + b"too much")
-    (tmp_path / ".file.bin.version").write_text(server.version)
-    assert fetch([File("file.bin", server.url)], tmp_path, wait=0)[0].read_bytes() == CONTENT
+    assert fetch([wanted(server, md5=False)], tmp_path, progress, wait=0)[0].read_bytes() == CONTENT[::-1]
 
 
 def test_without_a_checksum_an_end_that_nobody_announced_is_no_end(server, tmp_path):
     server.length, server.most, server.version = False, 600_000, ""
-    with pytest.raises(StorageError, match="the connection ended early, or it was not said how much there is"):
-        fetch([File("file.bin", server.url)], tmp_path, wait=0)
+    with pytest.raises(StorageError, match="the connection ended early, or the server did not say how much there is"):
+        fetch([wanted(server, md5=False)], tmp_path, wait=0)
     assert not (tmp_path / "file.bin").exists()
-
-
-def test_an_answer_in_chunks_tells_its_end(server, tmp_path):
-    server.chunked = True
-    assert fetch([File("file.bin", server.url)], tmp_path, wait=0)[0].read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("error", [ssl.SSLError(1, "bad record mac"), OSError(113, "No route to host")])
@@ -258,7 +230,7 @@ def test_a_network_that_fails_while_reading_is_tried_again_and_no_fault_of_the_d
     assert fetch([wanted(server)], tmp_path, wait=0)[0].read_bytes() == CONTENT
     failures += [error] * 20
     with pytest.raises(StorageError, match=r"other.bin cannot be downloaded from .*(bad record mac|No route to host)"):
-        fetch([File("other.bin", server.url)], tmp_path, wait=0)
+        fetch([PublishedFile("other.bin", server.url)], tmp_path, wait=0)
 
 
 def test_two_downloads_of_one_file_do_not_disturb_each_other(server, tmp_path):
@@ -270,7 +242,7 @@ def test_two_downloads_of_one_file_do_not_disturb_each_other(server, tmp_path):
 
 def test_a_file_without_an_address_or_a_folder_that_cannot_be_written_is_a_sentence(server, tmp_path):
     with pytest.raises(BadInput, match=r"metadata.csv cannot be downloaded by a command; get it from its publisher"):
-        fetch([File("metadata.csv")], tmp_path)
+        fetch([PublishedFile("metadata.csv")], tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be written: Not a directory"):
         fetch([wanted(server)], tmp_path / "file" / "below")

@@ -1,6 +1,5 @@
-"""Images of one's own: every format and mode is read, splits part no patient, and what is wrong is named."""
+"""Your own images: every format and mode is read, splits part no patient, and what is wrong is named."""
 
-import csv
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,10 +11,10 @@ from PIL import Image
 from fewlabel.core.errors import BadInput
 from fewlabel.core.rng import Rng
 from fewlabel.data import partition, pictures
-from fewlabel.data.own import read as own
-from fewlabel.data.own.check import check
-from fewlabel.data.own.listing import Found, folders, guess
-from fewlabel.data.own.read import find, fingerprint, parts
+from fewlabel.data.own.check import check_images
+from fewlabel.data.own.layouts import list_images
+from fewlabel.data.own.listing import Listing, fingerprint, folder_names, guess_kind
+from fewlabel.data.own.reader import read_images, read_parts
 from fewlabel.data.pictures import Unreadable
 from fewlabel.data.splits import sides, unlabeled_aside
 from fewlabel.engine.world import dataset_of
@@ -40,8 +39,8 @@ def write_csv(path: Path, head: str, rows: Iterable[str]) -> Path:
     return path
 
 
-def whole(found: Found, size: int = 4, split: str = "all", skip: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    part = parts(found, skip)[split]
+def whole(found: Listing, size: int = 4, split: str = "all", skip: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    part = read_parts(found, skip)[split]
     return np.concatenate(list(part.read(size))), part.labels
 
 
@@ -55,19 +54,17 @@ def refused(what: Callable[[], object]) -> str:
 # One file
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.bmp", "a.gif"])
-def test_grey_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
-    path = save(tmp_path / name, Image.fromarray(GREY))
-    assert not pictures.header(path).colour
-    assert pictures.read(path, colour=False).tolist() == [GREY.tolist()]
-    assert pictures.read(path, colour=True).tolist() == [GREY.tolist()] * 3
-
-
-@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.webp"])
-def test_colour_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
-    path = save(tmp_path / name, Image.fromarray(COLOUR), **({"lossless": True} if name.endswith("webp") else {}))
-    assert pictures.header(path).colour
-    assert np.array_equal(pictures.read(path, colour=True), COLOUR.transpose(2, 0, 1))
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.bmp", "a.gif", "a.webp"])
+def test_grey_and_colour_are_read_as_they_were_written(name: str, tmp_path: Path) -> None:
+    if name not in ("a.bmp", "a.gif"):
+        path = save(tmp_path / name, Image.fromarray(COLOUR), **({"lossless": True} if name.endswith("webp") else {}))
+        assert pictures.header(path).colour
+        assert np.array_equal(pictures.read(path, colour=True), COLOUR.transpose(2, 0, 1))
+    if name != "a.webp":  # which has no grey
+        path = save(tmp_path / name, Image.fromarray(GREY))
+        assert not pictures.header(path).colour
+        assert pictures.read(path, colour=False).tolist() == [GREY.tolist()]
+        assert pictures.read(path, colour=True).tolist() == [GREY.tolist()] * 3
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
@@ -117,28 +114,29 @@ def test_sixteen_bits_keep_one_scale_for_all(name: str, tmp_path: Path) -> None:
     """Values reach 4095, so 12 bits are used: 4095 becomes 255, and 2048 is 255 * 2048 / 4095 = 128."""
     for label, value in (("bright", 4095), ("dark", 2048)):
         save(tmp_path / label / name, Image.fromarray(np.full((4, 4), value, np.uint16)))
-    images, labels = whole(find("folder", tmp_path))
+    images, labels = whole(list_images("folder", tmp_path))
     assert images[:, 0, 0, 0].tolist() == [255, 128]
     assert labels.tolist() == [0, 1]
 
 
-def test_sixteen_bits_that_are_all_used_fill_the_eight(tmp_path: Path) -> None:
-    save(tmp_path / "a" / "a.png", Image.fromarray(np.array([[0, 257], [32896, 65535]], np.uint16)))
-    images, _ = whole(find("folder", tmp_path), 2)
-    assert images.tolist() == [[[[0, 1], [128, 255]]]]
-
-
-def test_floats_reach_from_black_to_white(tmp_path: Path) -> None:
-    save(tmp_path / "a" / "a.tif", Image.fromarray(np.array([[0, 0.5], [0.2, 1]], np.float32)))
-    images, _ = whole(find("folder", tmp_path), 2)
-    assert images.tolist() == [[[[0, 128], [51, 255]]]]
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("a.png", np.array([[0, 257], [32896, 65535]], np.uint16), [[0, 1], [128, 255]]),
+        ("a.tif", np.array([[0, 0.5], [0.2, 1]], np.float32), [[0, 128], [51, 255]]),
+    ],
+    ids=["sixteen bits", "floats"],
+)
+def test_all_values_reach_from_black_to_white(name: str, values: np.ndarray, expected: object, tmp_path: Path) -> None:
+    save(tmp_path / "a" / name, Image.fromarray(values))
+    assert whole(list_images("folder", tmp_path), 2)[0].tolist() == [[expected]]
 
 
 def test_any_size_becomes_the_square_that_was_asked_for(tmp_path: Path) -> None:
     for number, size in enumerate([(3, 7), (100, 20), (8, 8), (1, 1)]):
         grey(tmp_path / "a" / f"{number}.png", 77, size)
     save(tmp_path / "a" / "large.jpg", Image.new("L", (300, 200), 77))
-    images, _ = whole(find("folder", tmp_path), 8)
+    images, _ = whole(list_images("folder", tmp_path), 8)
     assert images.shape == (5, 1, 8, 8)
     assert (images == 77).all()
 
@@ -146,7 +144,7 @@ def test_any_size_becomes_the_square_that_was_asked_for(tmp_path: Path) -> None:
 def test_one_colour_image_makes_all_of_three_channels(tmp_path: Path) -> None:
     grey(tmp_path / "a" / "1.png", 9)
     save(tmp_path / "a" / "2.png", Image.new("RGB", (4, 4), (1, 2, 3)))
-    images, _ = whole(find("folder", tmp_path))
+    images, _ = whole(list_images("folder", tmp_path))
     assert images[:, :, 0, 0].tolist() == [[9, 9, 9], [1, 2, 3]]
 
 
@@ -254,19 +252,19 @@ def test_a_folder_of_dicom_is_split_by_patient_and_scanners_leave_out_endings(tm
         place = tmp_path / "ab"[number % 2] / (f"1.2.840.{number}" if number % 3 else f"{number}.dcm")
         dicom(place, np.full((4, 4), number, np.uint8), PatientID=f"P{number // 4}", WindowCenter=128, WindowWidth=256)
     (tmp_path / "a" / "notes").write_text("x" * 200)
-    found = find("dicom", tmp_path)
+    found = list_images("dicom", tmp_path)
     assert len(found.items) == 20
     assert found.strays == ("a/notes",)
-    groups = parts(found)["all"].groups
+    groups = read_parts(found)["all"].groups
     assert groups is not None
     assert sorted(Counter(groups.tolist()).values()) == [4] * 5
 
 
 def test_a_table_may_name_dicom_without_endings(tmp_path: Path) -> None:
     dicom(tmp_path / "ID_1.dcm", GREY, WindowCenter=128, WindowWidth=256)
-    found = find("dicom", write_csv(tmp_path / "t.csv", "image,label", ["ID_1,a"]))
+    found = list_images("dicom", write_csv(tmp_path / "t.csv", "image,label", ["ID_1,a"]))
     assert found.items[0].file == tmp_path / "ID_1.dcm"
-    assert parts(found)["all"].labels.tolist() == [0]
+    assert read_parts(found)["all"].labels.tolist() == [0]
 
 
 def test_frames_are_refused_and_without_pydicom_there_is_one_sentence(
@@ -276,7 +274,7 @@ def test_frames_are_refused_and_without_pydicom_there_is_one_sentence(
     with pytest.raises(Unreadable, match="2 frames"):
         pictures.read(path, colour=False)
     monkeypatch.setitem(__import__("sys").modules, "pydicom", None)
-    assert "pip install 'fewlabel[dicom]'" in refused(lambda: parts(find("dicom", tmp_path)))
+    assert "pip install 'fewlabel[dicom]'" in refused(lambda: read_parts(list_images("dicom", tmp_path)))
 
 
 # Folders
@@ -288,7 +286,7 @@ def test_a_folder_for_each_class_with_images_at_any_depth(tmp_path: Path) -> Non
     grey(tmp_path / "unlabeled" / "any" / "x.png", 3)
     grey(tmp_path / ".trash" / "x.png", 4)
     (tmp_path / "a" / "notes.txt").write_text("note")
-    found = find("folder", tmp_path)
+    found = list_images("folder", tmp_path)
     assert found.classes == ("a", "b")
     assert found.strays == ("a/notes.txt",)
     images, labels = whole(found)
@@ -298,7 +296,7 @@ def test_a_folder_for_each_class_with_images_at_any_depth(tmp_path: Path) -> Non
 def test_folders_of_splits_lie_above_those_of_classes(tmp_path: Path) -> None:
     for number, place in enumerate(["train/a", "train/b", "train/unlabeled", "val/a", "test/b", "unlabeled"]):
         grey(tmp_path / place / "x.png", number)
-    made = parts(find("folder", tmp_path))
+    made = read_parts(list_images("folder", tmp_path))
     assert {split: sorted(part.labels.tolist()) for split, part in made.items()} == {
         "train": [-1, -1, 0, 1],
         "validation": [0],
@@ -309,21 +307,25 @@ def test_folders_of_splits_lie_above_those_of_classes(tmp_path: Path) -> None:
 def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path: Path) -> None:
     for name in ("10", "9", "-1"):
         grey(tmp_path / name / "x.png", 0)
-    assert find("folder", tmp_path).classes == ("-1", "9", "10")
+    assert list_images("folder", tmp_path).classes == ("-1", "9", "10")
 
 
 def test_classes_may_be_named_in_a_file_beside_them(tmp_path: Path) -> None:
     grey(tmp_path / "T-shirt-top" / "x.png", 0)
     (tmp_path / "classes.txt").write_text("bag\nT-shirt/top\n")
-    found = find("folder", tmp_path)
+    found = list_images("folder", tmp_path)
     assert found.classes == ("bag", "T-shirt/top")
-    assert parts(found)["all"].labels.tolist() == [1]
+    assert read_parts(found)["all"].labels.tolist() == [1]
+    (tmp_path / "classes.txt").write_text("bag\nT-shirt/top\nbag\n")
+    told = refused(lambda: list_images("folder", tmp_path))
+    assert "classes.txt names the class 'bag' 2 times; name each once" in told
+    (tmp_path / "classes.txt").write_text("bag\nT-shirt/top\n")
     grey(tmp_path / "shoe" / "x.png", 0)
-    assert "'shoe', a class that" in refused(lambda: find("folder", tmp_path))
+    assert "'shoe', a class that" in refused(lambda: list_images("folder", tmp_path))
 
 
 def test_names_of_folders_are_possible_and_distinct() -> None:
-    assert list(folders(["a/b", "a:b", "Train", "..", "x"]).values()) == ["a-b", "a-b-", "Train-", "class", "x"]
+    assert list(folder_names(["a/b", "a:b", "Train", "..", "x"]).values()) == ["a-b", "a-b-", "Train-", "class", "x"]
 
 
 @pytest.mark.parametrize("extra", ["notes", "empty"])
@@ -333,15 +335,17 @@ def test_a_folder_without_images_beside_splits_is_no_class(extra: str, tmp_path:
     (tmp_path / extra).mkdir()
     if extra == "notes":
         (tmp_path / "notes" / "readme.txt").write_text("by hand")
-    found = find("folder", tmp_path)
+    found = list_images("folder", tmp_path)
     assert (found.classes, found.splits) == (("a", "b"), ["train", "test"])
-    assert check(found).notes == [f"there are no images in the folder {extra}"]
+    assert check_images(found).notes == [f"there are no images in the folder {extra}"]
 
 
 def test_splits_beside_other_folders_are_refused(tmp_path: Path) -> None:
     for number, place in enumerate(["Train/a", "Train/b", "holdout/a"]):
         grey(tmp_path / place / "x.png", number)
-    assert "there is holdout beside Train, which is the name of a split" in refused(lambda: find("folder", tmp_path))
+    assert "has a folder holdout beside Train, which is the name of a split" in refused(
+        lambda: list_images("folder", tmp_path)
+    )
 
 
 def test_sites_are_not_read_as_classes(tmp_path: Path) -> None:
@@ -349,17 +353,19 @@ def test_sites_are_not_read_as_classes(tmp_path: Path) -> None:
         grey(tmp_path / place / "x.png", number)
     for site in tmp_path.iterdir():
         (site / "classes.txt").write_text("a\nb\n")
-    told = refused(lambda: find("folder", tmp_path))
-    assert "holds sites, not classes, for client-0 has a classes.txt of its own; give one site's folder, such" in told
+    told = refused(lambda: list_images("folder", tmp_path))
+    assert "holds sites, not classes, because client-0 has its own classes.txt; give one site's folder, such" in told
     for file in tmp_path.rglob("classes.txt"):
         file.unlink()
     (tmp_path / "test").rename(tmp_path / "client-2")
     grey(tmp_path / "client-2" / "b" / "x.png", 9)
     grey(tmp_path / "client-2" / "unlabeled" / "x.png", 10)
-    assert "client-2/unlabeled lies below client-2, which would be a class" in refused(lambda: find("folder", tmp_path))
+    assert "client-2/unlabeled lies below client-2, which would be a class" in refused(
+        lambda: list_images("folder", tmp_path)
+    )
     (tmp_path / "client-2" / "unlabeled" / "x.png").unlink()
-    (note,) = check(find("folder", tmp_path)).notes
-    assert note.startswith("all classes have the same folders, such as a: if these are the classes, give a folder")
+    (note,) = check_images(list_images("folder", tmp_path)).notes
+    assert note.startswith("all classes have the same folders, such as a: if these are the classes, give the folder")
 
 
 def test_images_in_no_folder_are_all_named_by_a_check(tmp_path: Path) -> None:
@@ -367,46 +373,40 @@ def test_images_in_no_folder_are_all_named_by_a_check(tmp_path: Path) -> None:
         for number in range(3):
             grey(tmp_path / place / f"{number}.png", 10 * ord(place[0]) % 200 + number)
     (tmp_path / "DICOMDIR").write_bytes(b"\0" * 128 + b"DICM")
-    found = find("folder", tmp_path)
+    found = list_images("folder", tmp_path)
     assert found.strays == ("DICOMDIR",)
-    report = check(found)
+    report = check_images(found)
     assert report.to_json()["in_no_class"] == ["0.png", "1.png", "2.png"]
     assert report.problems() == ["3 images in no class's folder"]
-    assert "0.png lies in no class's folder, as 2 more images" in refused(lambda: own.read(found))
+    assert "0.png lies in no class's folder, as 2 more images" in refused(lambda: read_images(found))
 
 
 def test_odd_labels_and_empty_folders_are_noted(tmp_path: Path) -> None:
     for number, label in enumerate(["a", "A", "nan"]):
         grey(tmp_path / label / "x.png", number)
     (tmp_path / "b").mkdir()
-    assert check(find("folder", tmp_path)).notes == [
+    assert check_images(list_images("folder", tmp_path)).notes == [
         "there are no images in the folder b",
         "'nan' is read as a class; leave the label empty where it is not known",
         "A and a are read as different classes",
     ]
 
 
-def test_a_class_is_named_once(tmp_path: Path) -> None:
-    grey(tmp_path / "a" / "x.png", 0)
-    (tmp_path / "classes.txt").write_text("a\nb\na\n")
-    assert "classes.txt names the class 'a' 2 times; name each once" in refused(lambda: find("folder", tmp_path))
-
-
 def test_images_of_a_kind_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     grey(tmp_path / "a" / "x.png", 0)
     (tmp_path / "a" / "y.HEIC").write_bytes(b"\0\0\0\x18ftypheic")
     save(tmp_path / "a" / "z.tif", Image.new("L", (4, 4)), save_all=True, append_images=[Image.new("L", (4, 4))])
-    assert check(find("folder", tmp_path)).unreadable == {
+    assert check_images(list_images("folder", tmp_path)).unreadable == {
         "a/y.HEIC": "it is not an image of a known format",
-        "a/z.tif": "it has 2 pages, and an image has one",
+        "a/z.tif": "it has 2 pages, and an image must have one",
     }
 
 
 def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     grey(tmp_path / "mine" / "a" / "x.png", 0)
-    assert guess(Path("~/mine")) == "folder"
-    assert len(find("folder", "~/mine").items) == 1
+    assert guess_kind(Path("~/mine")) == "folder"
+    assert len(list_images("folder", "~/mine").items) == 1
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     (tmp_path / "images" / "a").mkdir(parents=True)
     (tmp_path / "images" / "a" / "more").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "images" / "a" / "again").symlink_to(tmp_path / "images" / "a")
-    assert [item.name for item in find("folder", tmp_path / "images").items] == ["a/more/x.png"]
+    assert [item.name for item in list_images("folder", tmp_path / "images").items] == ["a/more/x.png"]
 
 
 # Tables
@@ -424,27 +424,29 @@ def test_a_table_says_what_is_known_of_each_image(tmp_path: Path) -> None:
     for number in range(4):
         grey(tmp_path / "images" / f"{number}.png", number)
     rows = ["images/0.png; nv ;north;p1;train", "images/1;mel;south;p2;val", "images/2.png;;north;p1;TRAIN"]
-    found = find("csv", write_csv(tmp_path / "t.csv", "\ufeffFile;DX;Hospital;lesion_id;Split", [*rows, ""]))
+    found = list_images("csv", write_csv(tmp_path / "t.csv", "\ufeffFile;DX;Hospital;lesion_id;Split", [*rows, ""]))
     assert [item.label for item in found.items] == ["nv", "mel", ""]
     assert [item.split for item in found.items] == ["train", "validation", "train"]
-    made = parts(found)["train"]
+    made = read_parts(found)["train"]
     assert made.clients is not None
     assert made.clients.tolist() == ["north", "north"]
     assert made.labels.tolist() == [1, -1]
-    assert "line 3 of" in refused(lambda: find("csv", write_csv(tmp_path / "u.csv", "image;label", ["a;b", " ;x"])))
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
     grey(tmp_path / "0.png", 5)
     path = write_csv(tmp_path / "t.csv", "Bild,Befund,label", ["0.png,gut,x"])
-    found = find("csv", path, {"image": "bild", "label": "Befund"})
+    found = list_images("csv", path, {"image": "bild", "label": "Befund"})
     assert found.classes == ("gut",)
-    told = refused(lambda: find("csv", path))
+    assert found.command == f"fewlabel data check {path} --column image=bild --column label=Befund"
+    told = refused(lambda: list_images("csv", path))
     assert "no column named image or path or file" in told
     assert "Bild, Befund, label, of which data.columns.image=… may name one" in told
-    assert "of which --column image=… may name one" in refused(lambda: find("csv", path, by="--column "))
-    assert "no column 'site' for the client" in refused(lambda: find("csv", path, {"image": "Bild", "client": "site"}))
-    assert "no data.columns.lable" in refused(lambda: find("csv", path, {"image": "Bild", "lable": "Befund"}))
+    assert "of which --column image=… may name one" in refused(lambda: list_images("csv", path, by="--column "))
+    assert "no column 'site' for the client" in refused(
+        lambda: list_images("csv", path, {"image": "Bild", "client": "site"})
+    )
+    assert "no data.columns.lable" in refused(lambda: list_images("csv", path, {"image": "Bild", "lable": "Befund"}))
 
 
 def test_clients_may_be_of_any_column_of_a_table(tmp_path: Path) -> None:
@@ -479,32 +481,45 @@ def test_an_image_without_a_label_is_left_out_if_its_patient_is_not_trained_on()
     assert [str(name) for name in side[~known]] == ["train" if name == "train" else "" for name in side[known]]
 
 
-def test_mistakes_in_tables_are_told(tmp_path: Path) -> None:
-    def told(head: str, *rows: str) -> str:
-        return refused(lambda: find("csv", write_csv(tmp_path / "t.csv", head, rows)))
+@pytest.mark.parametrize(
+    ("head", "rows", "sentence"),
+    [
+        ("image,label,split", ["a,b,dev"], "has the split 'dev'; it may be train, validation or test"),
+        ("image,label,split", ["a,b,train", "c,d,"], "1 of 2 rows"),
+        ("image,label", [], "there are no images"),
+        ("image,label", ['a,"b'], "is not a table"),
+        ("image,label", ["a,b", "c"], "line 3 of"),
+        ("image,label", ["a,b", " ,x"], "line 3 of"),
+        ("image,label", ["a,b,c"], "has 3 fields for 2 columns"),
+        ("image,Label,label", ["a,b,c"], "has several columns 'Label'; rename all but one"),
+        (
+            "image,label",
+            ["a,b", "c,d"],
+            "none of the 2 files exist below FOLDER, such as a; paths are relative to the table",
+        ),
+    ],
+)
+def test_mistakes_in_tables_are_told(head: str, rows: list[str], sentence: str, tmp_path: Path) -> None:
+    told = refused(lambda: list_images("csv", write_csv(tmp_path / "t.csv", head, rows)))
+    assert sentence.replace("FOLDER", str(tmp_path)) in told
 
-    assert "has the split 'dev'; it may be train, validation or test" in told("image,label,split", "a,b,dev")
-    assert "1 of 2 rows" in told("image,label,split", "a,b,train", "c,d,")
-    assert "there are no images" in told("image,label")
-    assert "is not a table" in told("image,label", 'a,"b')
-    for text in (b"image,label\n\xff\xfe,a\n", *("image,label\nü,a\n".encode(how) for how in ("latin-1", "utf-16-le"))):
-        (tmp_path / "t.csv").write_bytes(text)
-        assert "save it as UTF-8" in refused(lambda: find("csv", tmp_path / "t.csv"))
-    assert "line 3 of" in told("image,label", "a,b", "c")
-    assert "has 3 fields for 2 columns" in told("image,label", "a,b,c")
-    assert "has several columns 'Label'; rename all but one" in told("image,Label,label", "a,b,c")
-    assert f"none of the 2 files exist below {tmp_path}, such as a; paths are relative to the table" in told(
-        "image,label", "a,b", "c,d"
-    )
+
+@pytest.mark.parametrize("how", ["latin-1", "utf-16", "utf-16-le"])
+def test_a_table_that_is_not_utf_8_is_told(how: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes("image,label\nü,a\n".encode(how))
+    assert "save it as UTF-8" in refused(lambda: list_images("csv", tmp_path / "t.csv"))
 
 
-def test_tables_of_windows_and_excel_are_read(tmp_path: Path) -> None:
+def test_tables_of_windows_and_excel_and_with_quotes_are_read(tmp_path: Path) -> None:
     grey(tmp_path / "images" / "0.png", 0)
     grey(tmp_path / "images" / "1.png", 1)
     rows = ["image;label;;", "images\\0.png;a;;", "images\\1;Unlabeled;;"]
-    found = find("csv", write_csv(tmp_path / "t.csv", "sep=;", rows))
+    found = list_images("csv", write_csv(tmp_path / "t.csv", "sep=;", rows))
     assert [item.file.name for item in found.items] == ["0.png", "1.png"]
     assert [item.label for item in found.items] == ["a", ""]
+    grey(tmp_path / "a, b.png", 3)
+    quoted = write_csv(tmp_path / "q.csv", "image,label", ['"a, b.png","the ""class""\nof one"'])
+    assert list_images("csv", quoted).classes == ('the "class"\nof one',)
 
 
 # Arrays
@@ -515,20 +530,17 @@ def test_npz_has_medmnists_keys(tmp_path: Path) -> None:
     train, test = np.split(np.arange(7 * 4 * 4, dtype=np.uint8).reshape(7, 4, 4), [5])
     labels = np.array([[0], [2], [-1], [1], [0]])
     np.savez(path, train_images=train, train_labels=labels, test_images=test, test_labels=np.array([0, 1]))
-    found = find("npz", path)
+    found = list_images("npz", path)
     assert found.classes == ("0", "1", "2")
     images, label = whole(found, split="train")
     assert np.array_equal(images[:, 0], train)
     assert label.tolist() == [0, 2, -1, 1, 0]
-    assert own.read(found).classes == ("0", "1", "2")
-
-
-def test_npz_of_colours_with_names(tmp_path: Path) -> None:
-    images = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3)
-    np.savez(tmp_path / "a.npz", train_images=images, train_labels=[1, 0], classes=["x", "y", "z"])
-    found = find("npz", tmp_path / "a.npz")
+    assert read_images(found).classes == ("0", "1", "2")
+    colours = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3)
+    np.savez(path, train_images=colours, train_labels=[1, 0], classes=["x", "y", "z"])
+    found = list_images("npz", path)
     assert found.classes == ("x", "y", "z")
-    assert np.array_equal(whole(found)[0], images.transpose(0, 3, 1, 2))
+    assert np.array_equal(whole(found)[0], colours.transpose(0, 3, 1, 2))
 
 
 def test_npz_of_one_split_is_a_site_that_is_not_split(tmp_path: Path) -> None:
@@ -536,9 +548,9 @@ def test_npz_of_one_split_is_a_site_that_is_not_split(tmp_path: Path) -> None:
     images[:, 0, 0] = np.arange(40)
     labels, patients = np.arange(40) % 2, np.arange(40) // 4
     np.savez(tmp_path / "a.npz", train_images=images, train_labels=labels, train_patients=patients)
-    found = find("npz", tmp_path / "a.npz")
-    assert check(found).problems() == []
-    part = own.read(found).parts["all"]
+    found = list_images("npz", tmp_path / "a.npz")
+    assert check_images(found).problems() == []
+    part = read_images(found).parts["all"]
     assert part.groups is not None
     assert part.groups.tolist() == patients.tolist()
     assert set(sides({"all": part}, "published", 0)["all"]) == {"train", "validation", "test"}
@@ -549,7 +561,7 @@ def test_mistakes_in_npz_are_told(tmp_path: Path) -> None:
 
     def told(**arrays: object) -> str:
         np.savez(path, allow_pickle=True, **arrays)
-        return refused(lambda: check(find("npz", path)))
+        return refused(lambda: check_images(list_images("npz", path)))
 
     assert "has no train_images and train_labels; it has x, y" in told(x=image, y=[0, 1])
     assert "whole numbers, one for each image" in told(train_images=image, train_labels=[[0, 1], [1, 0]])
@@ -574,32 +586,32 @@ def test_mistakes_in_npz_are_told(tmp_path: Path) -> None:
     assert "2 train images, but 1 patients" in told(train_images=image, train_labels=[0, 1], train_patients=["p"])
     assert "cannot be read" in told(train_images=image, train_labels=np.array([{}, 1], object))
     path.write_bytes(b"nothing")
-    assert "cannot be read" in refused(lambda: find("npz", path))
+    assert "cannot be read" in refused(lambda: list_images("npz", path))
 
 
 # What all have in common
 
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
-    assert "needs data.path" in refused(lambda: find("folder", None))
-    assert "there is nothing at" in refused(lambda: find("csv", tmp_path / "no.csv"))
-    assert "did you mean 'folder'?" in refused(lambda: find("csv", tmp_path))
-    assert "there are no images" in refused(lambda: find("folder", tmp_path))
+    assert "needs data.path" in refused(lambda: list_images("folder", None))
+    assert "there is nothing at" in refused(lambda: list_images("csv", tmp_path / "no.csv"))
+    assert "did you mean 'folder'?" in refused(lambda: list_images("csv", tmp_path))
+    assert "there are no images" in refused(lambda: list_images("folder", tmp_path))
     grey(tmp_path / "x.png", 0)
-    assert "lies in no class's folder" in refused(lambda: find("folder", tmp_path))
-    assert "needs a folder" in refused(lambda: find("folder", tmp_path / "x.png"))
+    assert "lies in no class's folder" in refused(lambda: list_images("folder", tmp_path))
+    assert "needs a folder" in refused(lambda: list_images("folder", tmp_path / "x.png"))
 
 
 def test_what_cannot_be_a_run_is_told(tmp_path: Path) -> None:
     grey(tmp_path / "one" / "a" / "x.png", 0)
-    assert "two classes or more; the labels in" in refused(lambda: own.read(find("folder", tmp_path / "one")))
+    assert "two classes or more; the labels in" in refused(lambda: read_images(list_images("folder", tmp_path / "one")))
     for place in ("train/a", "train/b", "test/unlabeled"):
         grey(tmp_path / "two" / place / "x.png", 0)
     assert "test on have no label, such as test/unlabeled/x.png" in refused(
-        lambda: own.read(find("folder", tmp_path / "two"))
+        lambda: read_images(list_images("folder", tmp_path / "two"))
     )
     (tmp_path / "two" / "test").rename(tmp_path / "two" / "val")
-    assert "a run needs train and test" in refused(lambda: own.read(find("folder", tmp_path / "two")))
+    assert "a run needs train and test" in refused(lambda: read_images(list_images("folder", tmp_path / "two")))
 
 
 def test_unreadable_images_are_fatal_or_skipped_as_asked(tmp_path: Path) -> None:
@@ -607,7 +619,7 @@ def test_unreadable_images_are_fatal_or_skipped_as_asked(tmp_path: Path) -> None
         grey(tmp_path / "a" / f"{number}.png", number)
     spoil(tmp_path / "a" / "1.png", "cut")
     (tmp_path / "a" / "2.png").write_bytes(b"")
-    found = find("folder", tmp_path)
+    found = list_images("folder", tmp_path)
     told = refused(lambda: whole(found))
     assert "data.unreadable = 'skip'" in told
     assert "at least 2 of 4 images cannot be read, such as" in told
@@ -625,7 +637,7 @@ def test_the_fingerprint_changes_with_whatever_changes_the_data(tmp_path: Path) 
     grey(tmp_path / "b" / "x.png", 0)
 
     def now() -> str:
-        return fingerprint(find("folder", tmp_path))
+        return fingerprint(list_images("folder", tmp_path))
 
     seen = [now(), now()]
     assert seen[0] == seen[1]
@@ -648,7 +660,7 @@ def test_what_a_check_calls_spoiled_is_refused_by_a_run_too(tmp_path: Path) -> N
 
     def told(*rows: str, drawn: bool = False) -> str:
         path = write_csv(tmp_path / "my images" / "t.csv", "image,label,split,patient", rows)
-        return refused(lambda: own.read(find("csv", path), drawn=drawn))
+        return refused(lambda: read_images(list_images("csv", path), drawn=drawn))
 
     rows = ["0.png,a,train,", "1.png,b,train,", "2.png,a,test,", "3.png,b,test,"]
     labels = told(*rows, "4.png,a,test,")
@@ -659,8 +671,8 @@ def test_what_a_check_calls_spoiled_is_refused_by_a_run_too(tmp_path: Path) -> N
     rows += ["5.png,a,train,p"]
     rows[2] += "p"
     assert "different splits for 1 patient, such as 2.png (test) and 5.png (train) of p; see" in told(*rows)
-    found = find("csv", write_csv(tmp_path / "my images" / "t.csv", "image,label,split,patient", rows))
-    assert own.read(found, drawn=True).parts.keys() == {"train", "test"}
+    found = list_images("csv", write_csv(tmp_path / "my images" / "t.csv", "image,label,split,patient", rows))
+    assert read_images(found, drawn=True).parts.keys() == {"train", "test"}
     assert found.command == f"fewlabel data check '{tmp_path}/my images/t.csv'"
 
 
@@ -669,16 +681,9 @@ def test_copies_and_patients_are_one_group_through_each_other(tmp_path: Path) ->
     for number, value in enumerate([7, 7, 8, 8, 9]):
         grey(tmp_path / f"{number}.png", value)
     rows = ["0.png,a,", "1.png,a,p", "2.png,b,p", "3.png,b,q", "4.png,a,"]
-    part = parts(find("csv", write_csv(tmp_path / "t.csv", "image,label,patient", rows)))["all"]
+    part = read_parts(list_images("csv", write_csv(tmp_path / "t.csv", "image,label,patient", rows)))["all"]
     assert part.groups is not None
     assert part.groups.tolist() == [0, 0, 0, 0, 1]
-
-
-def test_the_command_that_tells_all_names_what_it_must(tmp_path: Path) -> None:
-    grey(tmp_path / "0.png", 5)
-    path = write_csv(tmp_path / "t.csv", "image,my label", ["0.png,x"])
-    found = find("csv", path, {"label": "my label"})
-    assert found.command == f"fewlabel data check {path} --column 'label=my label'"
 
 
 # Checks
@@ -691,7 +696,7 @@ def test_a_check_counts_and_compares(tmp_path: Path) -> None:
     grey(tmp_path / "train" / "unlabeled" / "4.png", 4)
     grey(tmp_path / "train" / "unlabeled" / "5.png", 4)
     grey(tmp_path / "test" / "a" / "6.png", 2, (8, 6))  # as 2.png, in another split
-    report = check(find("folder", tmp_path))
+    report = check_images(list_images("folder", tmp_path))
     assert report.images == 6
     assert report.sizes == {(4, 4): 4, (8, 6): 2}
     assert report.classes == {"train": {"a": 2, "b": 1, "": 2}, "test": {"a": 1}}
@@ -705,7 +710,7 @@ def test_a_patient_on_two_sides_is_named(tmp_path: Path) -> None:
     for number in range(6):
         grey(tmp_path / f"{number}.png", number)
     rows = ["0.png,a,p1,train", "1.png,b,p1,train", "2.png,a,p2,train", "3.png,b,p2,test", "4.png,a,p3,test"]
-    report = check(find("csv", write_csv(tmp_path / "t.csv", "image,label,patient,split", rows)))
+    report = check_images(list_images("csv", write_csv(tmp_path / "t.csv", "image,label,patient,split", rows)))
     assert report.straddling == {"p2": ("test", "train")}
     assert report.problems() == ["several splits with 1 patient in common"]
 
@@ -714,15 +719,8 @@ def test_a_check_of_arrays_finds_duplicates_too(tmp_path: Path) -> None:
     images = np.zeros((3, 4, 4), np.uint8)
     images[1] = 1
     np.savez(tmp_path / "a.npz", train_images=images, train_labels=[0, 1, 1])
-    report = check(find("npz", tmp_path / "a.npz"))
+    report = check_images(list_images("npz", tmp_path / "a.npz"))
     assert [[item.name for item in same] for same in report.conflicts] == [["train_images[0]", "train_images[2]"]]
     assert "different labels for 1 image, such as train_images[0] (0) and train_images[2] (1)" in refused(
-        lambda: own.read(report.found)
+        lambda: read_images(report.listing)
     )
-
-
-def test_the_table_of_a_csv_module_is_read_alike(tmp_path: Path) -> None:
-    grey(tmp_path / "a, b.png", 3)
-    with (tmp_path / "t.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["image", "label"], ["a, b.png", 'the "class"\nof one']])
-    assert find("csv", tmp_path / "t.csv").classes == ('the "class"\nof one',)

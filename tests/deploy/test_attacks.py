@@ -1,4 +1,4 @@
-"""Attacks on a real federation on this machine: nobody gets code to a site, nor past the front, and a run goes on."""
+"""Attacks on a real federation on this machine: nobody gets code to a site, nor past the gateway, and a run goes on."""
 
 import hashlib
 import json
@@ -17,9 +17,10 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlab
 from flwr.cli.build import build_fab_from_disk
 
 import fewlabel
-from fewlabel.deploy import flower, keys
-from tests.deploy.test_flower import experiment, federate, room, split
-from tests.deploy.test_gateway import ATTACKS, BIG, Fronted, member, rest, signed
+from fewlabel.core import storage
+from fewlabel.deploy import flower, keys, members
+from tests.deploy.federated import experiment, federate, local_grid, split
+from tests.deploy.test_gateway import ATTACKS, BIG, Guarded, member, rest, signed
 from tests.flower_processes import Processes, free_ports
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ def query(message, context):
 """,
 }
 
-# What is added to the coordinator's FewLabel: in a run of this name it asks client 0 for what is none of its tasks.
+# Added to the coordinator's `deploy.server`: in a run of this name it asks client 0 for what is none of its tasks.
 ALTERED = """
 
 honest = serve
@@ -61,15 +62,18 @@ honest = serve
 def serve(grid, directory, **more):
     if directory.name != "altered":
         return honest(grid, directory, **more)
-    import json
+    import time
+    from fewlabel.deploy.messages import Order
+    from fewlabel.engine import flower_messages
     plan, text = load_plan(directory), (directory / "experiment.toml").read_text()
-    order = Order(plan.run, text, plan.terms, "client", 0, "local_update", 1)
+    job = Job(plan.run, "client", "local_update", client=0, round=1)
+    order = Order(text, plan.terms, job)
     asked = {
-        "function": replace(order, task="round"),
-        "private": replace(order, task="__init__"),
+        "function": replace(order, job=replace(job, task="round")),
+        "private": replace(order, job=replace(job, task="__init__")),
         "module": replace(order, experiment=text.replace('"fedavg"', '"os:system"')),
-        "kind": replace(order, kind="server"),
-        "path": replace(order, run="../../../tmp/x"),
+        "kind": replace(order, job=replace(job, kind="server")),
+        "path": replace(order, job=replace(job, run="../../../tmp/x")),
     }
     while len(nodes := list(grid.get_node_ids())) < 2:
         time.sleep(0.5)
@@ -87,13 +91,13 @@ def serve(grid, directory, **more):
 
 
 class Fenced(Processes):
-    """Sites come through the front, and each has a Flower home of its own."""
+    """Sites come through the gateway, and each has a Flower home of its own."""
 
     outside: int
 
     def link(self) -> None:
         shutil.copytree(Path(fewlabel.__file__).parent, self.folder / "altered" / "fewlabel")
-        with (self.folder / "altered" / "fewlabel" / "fleet.py").open("a") as file:
+        with (self.folder / "altered" / "fewlabel" / "deploy" / "server.py").open("a") as file:
             file.write(ALTERED)
         before, path = self.environment, f"{self.folder / 'altered'}{os.pathsep}{self.environment['PYTHONPATH']}"
         self.environment = {**before, "PYTHONPATH": path}
@@ -102,20 +106,22 @@ class Fenced(Processes):
         (self.outside,) = free_ports(1)
         files = ["--certificate", "server.pem", "--key", "server.key", "--ca", "ca.pem", "--members", "."]
         address, to = f"127.0.0.1:{self.outside}", f"127.0.0.1:{self.port}"
-        self.start("front", [sys.executable, "-m", "fewlabel.deploy.gateway", "--listen", address, "--to", to, *files])
-        self.wait_for("front", "127.0.0.1", self.outside)
+        self.start(
+            "gateway", [sys.executable, "-m", "fewlabel.deploy.gateway", "--listen", address, "--to", to, *files]
+        )
+        self.wait_for("gateway", "127.0.0.1", self.outside)
         with (self.folder / "home" / "config.toml").open("a") as file:
             file.write(f'[superlink.outside]\naddress = "{address}"\nroot-certificates = "{self.folder / "ca.pem"}"\n')
 
     def enrol(self, number: int) -> None:
         super().enrol(number)
-        with keys.alone(self.folder):
+        with storage.locked(self.folder / members.LOCK):
             member(self.folder, number, keys.load_key(self.folder / f"key{number}"))
 
     def node(self, number: int) -> None:
-        resident = f'resident="{self.folder / f"site{number}.socket"}"'
+        socket = f'socket="{self.folder / f"site{number}.socket"}"'
         self.supernode(f"node{number}", "--root-certificates", "ca.pem", "--auth-supernode-private-key", f"key{number}",
-                       "--node-config", resident, "--port", str(self.ports[number]))  # fmt: skip
+                       "--node-config", socket, "--port", str(self.ports[number]))  # fmt: skip
 
     def supernode(self, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
         home = f"FLWR_HOME={self.folder / f'home-{name}'}"
@@ -136,8 +142,8 @@ def fenced(tmp_path_factory) -> Iterator[tuple[Fenced, Path]]:
     """A federation of two sites, and the data that its server has."""
     folder = tmp_path_factory.mktemp("attacks")
     data = split(experiment("method=fedavg", "clients.count=2", "labels.at=every-client"), folder / "sites")
-    places = list(room(data, folder / "state").configs.values())
-    with Fenced(folder / "processes", places) as processes:
+    sites = list(local_grid(data, folder / "state").configs.values())
+    with Fenced(folder / "processes", sites) as processes:
         yield processes, data
 
 
@@ -146,7 +152,7 @@ def laid_out(data: Path, directory: Path) -> Path:
     return federate(whole, data, directory, patience=120.0, deadline=120.0)
 
 
-def test_a_round_works_through_the_front(fenced, tmp_path):
+def test_a_round_works_through_the_gateway(fenced, tmp_path):
     processes, data = fenced
     told = processes.run(run := laid_out(data, tmp_path / "before"))
     assert (run / "model.safetensors").exists(), told
@@ -159,15 +165,15 @@ def test_nobody_outside_can_submit_a_run_or_register_a_key(fenced):
     for command in (["run", str(processes.app)], ["supernode", "register", "key0.pub"], ["supernode", "list"]):
         with pytest.raises(AssertionError, match="404"):
             processes.flwr(*command, "outside")
-    front = Fronted(processes.folder, None, None, processes.outside)
+    gateway = Guarded(processes.folder, None, None, processes.outside)
     for attack in (name for name in ATTACKS if "long" not in name):
-        front.say(ATTACKS[attack])
+        gateway.say(ATTACKS[attack])
     assert processes.controlled() == before
 
 
 def test_nobody_without_a_registered_key_can_have_the_superlink_read_a_large_message(fenced, tmp_path):
     processes, _ = fenced
-    front = Fronted(processes.folder, None, None, processes.outside)
+    gateway = Guarded(processes.folder, None, None, processes.outside)
 
     def heard_of() -> int:
         """How often the SuperLink has told of such a call so far, when it has had time to."""
@@ -176,15 +182,15 @@ def test_nobody_without_a_registered_key_can_have_the_superlink_read_a_large_mes
 
     before, headers = heard_of(), signed(keys.new_key(tmp_path / "stranger", ssh=True))
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
-    with front.connect() as connection:
+    with gateway.connect() as connection:
         connection.sendall((BIG % (2 << 30)).replace(b"host: a\r\n", b"host: a\r\n" + lines))
         heard = rest(connection)
     assert heard.startswith(b"HTTP/1.1 412")
-    assert b"the coordinator enrols it" in heard  # which the front says, and not the SuperLink
-    with front.caller(headers) as client:
+    assert b"the coordinator enrols it" in heard  # which the gateway says, and not the SuperLink
+    with gateway.caller(headers) as client:
         assert client.post("/v1/fleet/push-object", content=b"a stranger's").status_code == 412
     assert heard_of() == before
-    with front.client() as client:
+    with gateway.client() as client:
         client.post("/v1/fleet/push-object", content=b"a member's")
     assert heard_of() > before
 

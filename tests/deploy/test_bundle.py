@@ -62,9 +62,9 @@ class Node:
 
 
 @pytest.fixture
-def confined(monkeypatch) -> None:
+def installed_code_only(monkeypatch) -> None:
     monkeypatch.setattr(inner, "_pull_and_store_message", inner._pull_and_store_message)  # put back at the end
-    flower.confine()
+    flower.run_only_installed_code()
 
 
 def run_of(bundle: bytes) -> Run:
@@ -72,7 +72,7 @@ def run_of(bundle: bytes) -> Run:
     return replace(Run.create_empty(1), fab_hash=hashlib.sha256(bundle).hexdigest(), **described)
 
 
-@pytest.mark.usefixtures("confined")
+@pytest.mark.usefixtures("installed_code_only")
 def test_the_installed_fewlabel_runs_and_its_bundle_is_not_even_fetched(bundle):
     node = Node(run_of(bundle))
     assert node.take() == 1
@@ -81,7 +81,7 @@ def test_the_installed_fewlabel_runs_and_its_bundle_is_not_even_fetched(bundle):
     assert node.state.get_fab(node.run.fab_hash).content == bundle
 
 
-@pytest.mark.usefixtures("confined")
+@pytest.mark.usefixtures("installed_code_only")
 def test_another_bundle_is_refused_with_both_hashes_and_neither_fetched_nor_kept(bundle, capfd):
     node = Node(replace(run_of(bundle), fab_hash="e" * 63 + "\x1b"))
     assert node.take() == 1
@@ -97,7 +97,7 @@ def test_another_bundle_is_refused_with_both_hashes_and_neither_fetched_nor_kept
     assert reply.metadata.reply_to_message_id == node.message.metadata.message_id
 
 
-@pytest.mark.usefixtures("confined")
+@pytest.mark.usefixtures("installed_code_only")
 def test_nothing_else_that_a_server_says_of_a_run_has_a_say_in_what_is_executed(bundle):
     """By these words Flower finds the folder that it loads code from, the program that it starts, and settings."""
     lies = {"fab_id": "../../tmp/evil", "fab_version": "../..", "primary_task_type": TaskType.AGENT_APP}
@@ -110,7 +110,7 @@ def test_nothing_else_that_a_server_says_of_a_run_has_a_say_in_what_is_executed(
 
 def test_another_flower_than_the_one_it_knows_starts_no_node(monkeypatch):
     before = inner._pull_and_store_message
-    monkeypatch.setattr(flower, "FITTED", "1.40.0")
+    monkeypatch.setattr(flower, "FLOWER", "1.40.0")
     with pytest.raises(BadInput, match=r"a site needs Flower 1\.40\.0, and this is"):
         flower.supernode(["--insecure"])
     assert inner._pull_and_store_message is before

@@ -21,16 +21,18 @@ from fewlabel.core import wire
 from fewlabel.core.federation import Model, train
 from fewlabel.deploy import processes as programs
 from fewlabel.deploy import site, site_process
+from fewlabel.deploy.messages import Order
 from fewlabel.engine.record import read_rounds
 from fewlabel.engine.rounds import Server
-from fewlabel.engine.run import prepare as prepare_simulation
+from fewlabel.engine.run import prepare
 from fewlabel.experiment import Experiment
-from tests.deploy.test_flower import experiment, federate, first, lines, room, simulated, split, weights
-from tests.flower_processes import Processes
+from tests.deploy.federated import experiment, federate, lines, local_grid, simulated, split, weights
+from tests.deploy.test_flower import first
+from tests.flower_processes import Processes, until
 
 pytestmark = pytest.mark.slow
 
-# A site's resident that is as it should be, but for the rounds in which a file beside its socket says otherwise.
+# A site process that is as it should be, but for the rounds in which a file beside its socket says otherwise.
 
 
 def spoilt(upload: bytes, value: torch.Tensor) -> bytes:
@@ -54,19 +56,18 @@ ODD = "import json, sys; from pathlib import Path; from tests.deploy.test_flower
 ODD += "odd(json.loads(sys.argv[1]), Path(sys.argv[2]))"
 
 
-def odd(place: dict, socket: Path) -> None:
-    honest, file = site.reply, socket.with_suffix(".moods")
+def odd(config: dict, socket: Path) -> None:
+    file = socket.with_suffix(".moods")
 
-    def reply(config, parts):
-        order, made = wire.unpack(site.Order, parts["order"]), honest(config, parts)
-        moods = json.loads(file.read_text()) if file.exists() and order.kind == "client" else {}
-        if (mood := moods.get(str(order.round))) is None:
+    def reply(parts: dict) -> dict:
+        job, made = wire.unpack(Order, parts["order"]).job, site.reply(config, parts)
+        moods = json.loads(file.read_text()) if file.exists() and job.kind == "client" else {}
+        if (mood := moods.get(str(job.round))) is None:
             return made
         file.with_suffix(".seen").write_text(mood)
         return {"failed": "OSError"} if mood == "fail" else {"upload": MOODS[mood](made["upload"])}
 
-    site.reply = reply
-    site_process.reside(place, socket)
+    site_process.serve(reply, socket)
 
 
 class Sites(Processes):
@@ -90,8 +91,8 @@ class Sites(Processes):
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     folder = tmp_path_factory.mktemp("federation")
     data = split(fedavg(), folder / "sites")
-    places = list(room(data, folder / "state").configs.values())
-    with Sites(folder / "processes", places, ODD) as processes:
+    configs = list(local_grid(data, folder / "state").configs.values())
+    with Sites(folder / "processes", configs, ODD) as processes:
         processes.data = data
         yield processes
 
@@ -112,8 +113,8 @@ def told(run: Path, **figures: float) -> None:
 
 def same_as_without(run: Path, whole: Experiment, client: int, directory: Path) -> bool:
     """Whether a run's weights are those of a simulation in which a client is absent whenever it failed in the run."""
-    fed = Server(prepare_simulation(whole, directory))
-    missing = [any(f"client {client} " in text for text in line.get("failures", ())) for line in read_rounds(run)]
+    fed = Server(prepare(whole, directory))
+    missing = [client in [failure["client"] for failure in line.get("failures", ())] for line in read_rounds(run)]
     rounds, state = train(fed.method, fed, fed.method.init(fed)), None
     for gone in missing:
         fed.absent = frozenset({client} if gone else ())
@@ -132,8 +133,9 @@ def test_a_site_that_sends_what_it_should_not_is_refused_by_name_and_the_rounds_
     whys = ["found NaN or Inf", "found torch.float32 [3]", "3000000 bytes, more than", "the buffer is cut short"]
     for line, why in zip(found[:4], whys, strict=True):
         (failure,) = line["failures"]
-        assert failure.startswith(f"client 2 failed in 'local_update' of round {line['round']}: its upload is refused")
-        assert why in failure
+        assert (failure["client"], failure["task"]) == (2, "local_update")
+        assert failure["why"].startswith("its upload is refused")
+        assert why in failure["why"]
     assert same_as_without(run, whole, 2, tmp_path / "simulated")
     told(run, each_round=found[3]["seconds"])
 
@@ -143,27 +145,29 @@ def test_a_killed_node_costs_a_deadline_at_most_then_nothing_and_takes_part_agai
     sites.mood(2, _2="hang")
     run = sites.lay_out("killed", whole, deadline=50.0)
     running = sites.submit(run)
-    sites.until(sites.seen(2).exists)
+    until(sites.seen(2).exists)
     sites.kill("node2")
-    sites.kill("resident2")
+    sites.kill("site2")
     killed = time.monotonic()
 
     def failures() -> list[str]:
-        return [failure for line in read_rounds(run) for failure in line.get("failures", ())]
+        return [failure["why"] for line in read_rounds(run) for failure in line.get("failures", ())]
 
-    sites.until(failures)
+    until(failures)
     first_round = read_rounds(run)[1]["seconds"]
-    sites.until(lambda: any("it is not connected" in failure for failure in failures()))
+    until(lambda: any("it is not connected" in failure for failure in failures()))
     unlisted, back = time.monotonic() - killed, time.monotonic()
-    sites.resident(2)
+    sites.site_process(2)
     sites.node(2)
-    sites.until(lambda: read_rounds(run)[-1]["replies"] == 3)
+    until(lambda: read_rounds(run)[-1]["replies"] == 3)
     returned = time.monotonic() - back
     running.wait(600)
     found = read_rounds(run)
-    why = r"client 2 failed in 'local_update' of round 2: "
-    why += r"(it was silent for 50 s|no reply came before the deadline|Flower says: .*Node Unavailable.*)"
-    assert re.fullmatch(why, found[1]["failures"][0])  # Flower notices up to a minute after the last sign of life
+    why = r"it was silent for 50 s|no reply came before the deadline|Flower says: .*Node Unavailable.*"
+    assert found[1]["failures"][0]["client"] == 2
+    assert re.fullmatch(
+        why, found[1]["failures"][0]["why"]
+    )  # Flower notices up to a minute after the last sign of life
     assert {line["replies"] for line in found} == {2, 3}
     assert (found[0]["replies"], found[1]["replies"], found[-1]["replies"]) == (3, 2, 3)
     assert same_as_without(run, whole, 2, tmp_path / "simulated")
@@ -185,21 +189,21 @@ def test_too_few_replies_end_the_run_and_it_resumes_to_the_bits_of_one_undisturb
     assert lines(run) == lines(tmp_path / "simulated")
 
 
-def test_a_resident_that_dies_is_a_failure_with_a_reason_and_its_site_works_again_with_a_new_one(sites):
+def test_a_site_process_that_dies_is_a_failure_with_a_reason_and_its_site_works_again_with_a_new_one(sites):
     sites.mood(1, _2="die")
-    run = sites.lay_out("resident", fedavg("rounds=6"))
-    running, dying = sites.submit(run), sites.started["resident1"]
-    sites.until(lambda: dying.poll() is not None)
+    run = sites.lay_out("process", fedavg("rounds=6"))
+    running, dying = sites.submit(run), sites.started["site1"]
+    until(lambda: dying.poll() is not None)
     died = time.monotonic()
-    sites.until(lambda: len(read_rounds(run)) >= 2)
+    until(lambda: len(read_rounds(run)) >= 2)
     noticed, back = time.monotonic() - died, time.monotonic()
-    sites.resident(1)
-    sites.until(lambda: read_rounds(run)[-1]["replies"] == 3)
+    sites.site_process(1)
+    until(lambda: read_rounds(run)[-1]["replies"] == 3)
     returned = time.monotonic() - back
     running.wait(600)
     found = read_rounds(run)
-    why = "its task failed: its resident ended before it had answered; start it again at the site"
-    assert found[1]["failures"] == [f"client 1 failed in 'local_update' of round 2: {why}"]
+    why = "its task failed: its site process ended before it had answered; start it again at the site"
+    assert found[1]["failures"] == [{"client": 1, "task": "local_update", "why": why}]
     assert found[-1]["replies"] == 3
     told(run, noticed_after=noticed, back_in_a_round_after=returned)
 
@@ -208,7 +212,7 @@ def test_a_killed_superlink_costs_one_round_and_no_bit(sites, tmp_path):
     whole = fedavg("rounds=6")
     run = sites.lay_out("link", whole)
     sites.submit(run)
-    sites.until(lambda: len(read_rounds(run)) >= 2)
+    until(lambda: len(read_rounds(run)) >= 2)
     helpers = psutil.Process(sites.started["link"].pid).children(recursive=True)
     sites.started["link"].kill()
     sites.started.pop("link").wait()
@@ -232,8 +236,8 @@ def test_a_killed_superlink_costs_one_round_and_no_bit(sites, tmp_path):
 def test_whoever_stops_a_federation_in_mid_round_leaves_no_process_behind(sites):
     sites.mood(0, _1="hang")
     sites.submit(sites.lay_out("stopped", fedavg()))
-    sites.until(sites.seen(0).exists)
-    assert len(of(sites)) > 10  # a link, nodes, residents, and what they have started
+    until(sites.seen(0).exists)
+    assert len(of(sites)) > 10  # a link, nodes, site processes, and what they have started
     began = time.monotonic()
     programs.end(sites.folder, sites.started.values())
     told(sites.folder, stopped_after=time.monotonic() - began)

@@ -9,7 +9,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -28,20 +27,21 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.supercore.error import FlowerError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
-from fewlabel.deploy import gateway, keys
-from tests.flower_processes import free_ports
+from fewlabel.core.errors import BadInput
+from fewlabel.deploy import gateway, keys, members
+from tests.flower_processes import free_ports, until
 
 
 def federation(folder: Path) -> None:
     """A federation on this machine, and the keys of its two members."""
-    keys.create(folder, keys.Federation("loopback", "127.0.0.1:1", "0"), {})
+    members.create(folder, members.Federation("loopback", "127.0.0.1:1", "0"), {})
     for client in range(2):
         member(folder, client, keys.new_key(folder / f"key{client}", ssh=True))
 
 
 def member(folder: Path, client: int, key: EllipticCurvePrivateKey) -> None:
-    one = keys.Member(client, f"site {client}", keys.public_half(key), str(client), "")
-    keys.write_members(folder, (*keys.members(folder), one))
+    one = members.Member(client, f"site {client}", keys.public_half(key), str(client), "")
+    members.write_members(folder, (*members.members(folder), one))
 
 
 def signed(key: EllipticCurvePrivateKey, ago: float = 0) -> dict[str, str]:
@@ -91,14 +91,18 @@ class Echo(BaseHTTPRequestHandler):
 
 
 @dataclass
-class Fronted:
-    """A front in a process of its own, before a server in this one."""
+class Guarded:
+    """A gateway in a process of its own, before a server in this one."""
 
     folder: Path
     server: Server
     process: subprocess.Popen
     port: int
     context: ssl.SSLContext = field(init=False)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"gateway{self.port}.log"
 
     def __post_init__(self) -> None:
         self.context = ssl.create_default_context(cafile=self.folder / "ca.pem")
@@ -108,7 +112,7 @@ class Fronted:
         return self.context.wrap_socket(plain, server_hostname="127.0.0.1")
 
     def say(self, data: bytes) -> bytes:
-        """All that comes back to these bytes until the front closes the connection, or is silent for a second."""
+        """All that comes back to these bytes until the gateway closes the connection, or is silent for a second."""
         with self.connect() as connection:
             connection.sendall(self.signed(data))
             return rest(connection)
@@ -146,7 +150,7 @@ def started(folder: Path, to: int, change: str = "") -> tuple[subprocess.Popen, 
         command = ["-c", f"from fewlabel.deploy import gateway; gateway.{change}; gateway.main()"]
     files = ["--certificate", folder / "server.pem", "--key", folder / "server.key", "--ca", folder / "ca.pem"]
     files += ["--members", folder]
-    with (log := folder / f"front{port}.log").open("w") as file:
+    with (log := folder / f"gateway{port}.log").open("w") as file:
         process = subprocess.Popen(
             [sys.executable, *command, "--listen", f"127.0.0.1:{port}", "--to", f"127.0.0.1:{to}", *map(str, files)],
             stdout=file, stderr=subprocess.STDOUT,
@@ -155,23 +159,32 @@ def started(folder: Path, to: int, change: str = "") -> tuple[subprocess.Popen, 
     return process, port
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
-def fronted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
-    federation(folder := tmp_path_factory.mktemp("front"))
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    federation(folder := tmp_path_factory.mktemp("gateway"))
     server = Server(folder)
     process, port = started(folder, server.server_address[1])
-    yield Fronted(folder, server, process, port)
+    yield Guarded(folder, server, process, port)
     process.terminate()
     assert process.wait(10) == 0
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def another(guarded: Guarded) -> Iterator[Callable[..., Guarded]]:
+    """Starts a gateway of its own before the same server, with some of its constants changed."""
+    begun: list[Guarded] = []
+
+    def start(change: str = "") -> Guarded:
+        server = guarded.server
+        begun.append(Guarded(guarded.folder, server, *started(guarded.folder, server.server_address[1], change)))
+        return begun[-1]
+
+    yield start
+    for one in begun:
+        one.process.kill()
+        one.process.wait()
 
 
 NODE = {
@@ -184,22 +197,22 @@ NODE = {
 
 
 @pytest.mark.parametrize("path", sorted(path.decode() for path in gateway.PATHS))
-def test_a_nodes_call_passes_with_its_headers_and_its_body(fronted, path):
-    fronted.server.seen.clear()
+def test_a_nodes_call_passes_with_its_headers_and_its_body(guarded, path):
+    guarded.server.seen.clear()
     others = {"cookie": "c=d", "x-forwarded-for": "10.0.0.1", "flwr-task-token": "stolen", "authorization": "Bearer x"}
-    own = NODE | signed(keys.load_key(fronted.folder / "key0"))
-    with fronted.caller(own | others) as client:
+    own = NODE | signed(keys.load_key(guarded.folder / "key0"))
+    with guarded.caller(own | others) as client:
         answer = client.post(path, content=b"a call")
     assert (answer.status_code, answer.content, answer.headers["content-type"]) == (
         200, b"a call", "application/x-protobuf",
     )  # fmt: skip
     assert "set-cookie" not in answer.headers
-    ((line, headers, digest),) = fronted.server.seen
+    ((line, headers, digest),) = guarded.server.seen
     assert (line, digest) == (f"POST {path} HTTP/1.1", hashlib.sha256(b"a call").hexdigest())
-    made = ("host", "content-length", "connection", "accept-encoding", "user-agent")  # by the front itself
+    made = ("host", "content-length", "connection", "accept-encoding", "user-agent")  # by the gateway itself
     assert {name: value for name, value in headers.items() if name not in made} == own
     assert headers["content-length"] == "6"
-    assert headers["host"] == f"127.0.0.1:{fronted.server.server_address[1]}"
+    assert headers["host"] == f"127.0.0.1:{guarded.server.server_address[1]}"
 
 
 BIG = b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n"
@@ -222,52 +235,51 @@ def strangers(folder: Path, stranger: EllipticCurvePrivateKey) -> dict[str, tupl
     }
 
 
-def test_who_is_no_member_is_refused_before_a_byte_of_a_body_is_passed_on(fronted, tmp_path):
-    for headers, why in strangers(fronted.folder, keys.new_key(tmp_path / "stranger", ssh=True)).values():
-        fronted.server.connections.clear()
+def test_who_is_no_member_is_refused_before_a_byte_of_a_body_is_passed_on(guarded, tmp_path):
+    for headers, why in strangers(guarded.folder, keys.new_key(tmp_path / "stranger", ssh=True)).values():
+        guarded.server.connections.clear()
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
-        with fronted.connect() as connection:
+        with guarded.connect() as connection:
             connection.sendall((BIG % (1 << 30)).replace(b"host: a\r\n", b"host: a\r\n" + lines))
             heard = rest(connection)
         assert heard.startswith(b"HTTP/1.1 412")
         assert why in heard.decode()
-        with fronted.caller(headers) as client:  # which nodes understand
+        with guarded.caller(headers) as client:  # which nodes understand
             answer = client.post("/v1/fleet/activate-node", content=b"x" * 1000)
         found = FlowerError.from_json(answer.text)
         assert found is not None
         assert why in found.message
-        assert not fronted.server.connections
+        assert not guarded.server.connections
 
 
-def test_who_is_enrolled_meanwhile_passes_at_once(fronted, tmp_path):
+def test_who_is_enrolled_meanwhile_passes_at_once(guarded, tmp_path):
     key = keys.new_key(tmp_path / "late", ssh=True)
-    before = keys.members(fronted.folder)
-    with fronted.caller(signed(key)) as client:
+    before = members.members(guarded.folder)
+    with guarded.caller(signed(key)) as client:
         assert client.post(FLEET.decode(), content=b"x").status_code == 412
-        member(fronted.folder, 2, key)
+        member(guarded.folder, 2, key)
         assert client.post(FLEET.decode(), content=b"x").status_code == 200
-        keys.write_members(fronted.folder, before)
+        members.write_members(guarded.folder, before)
         assert client.post(FLEET.decode(), content=b"x").status_code == 412
 
 
 def test_who_is_removed_within_one_tick_of_the_clock_is_refused(tmp_path):
     federation(folder := tmp_path / "federation")
     heads = [value.encode() for value in signed(keys.load_key(folder / "key0")).values()]
-    roll, there = keys.Roll(folder), (folder / keys.MEMBERS).stat()
+    roll, there = members.Roll(folder), (folder / members.MEMBERS).stat()
     assert roll.signer(*heads).client == 0
-    keys.write_members(folder, keys.members(folder)[1:])
-    os.utime(folder / keys.MEMBERS, ns=(there.st_atime_ns, there.st_mtime_ns))
-    with pytest.raises(keys.BadInput, match="not enrolled"):
+    members.write_members(folder, members.members(folder)[1:])
+    os.utime(folder / members.MEMBERS, ns=(there.st_atime_ns, there.st_mtime_ns))
+    with pytest.raises(BadInput, match="not enrolled"):
         roll.signer(*heads)
 
 
-def test_a_member_has_no_more_under_way_than_one_message_may_have_and_all_have_a_limit(fronted):
-    process, port = started(fronted.folder, fronted.server.server_address[1], "UNDER_WAY = 3 << 30")
-    other = Fronted(fronted.folder, fronted.server, process, port)
-    fronted.server.connections.clear()
+def test_a_member_has_no_more_under_way_than_one_message_may_have_and_all_have_a_limit(another, guarded):
+    other = another("UNDER_WAY = 3 << 30")
+    guarded.server.connections.clear()
     with other.connect() as first:
         first.sendall(other.signed(BIG % (3 << 29)))
-        until(lambda: fronted.server.connections)
+        until(lambda: guarded.server.connections)
         assert b" 503 " in other.say(BIG % (1 << 30))  # beside the first, that is more than 2 GiB
         assert other.say(BIG % 2 + b"hi").endswith(b"hi")  # what is small always passes
         with other.connect() as second:
@@ -277,13 +289,10 @@ def test_a_member_has_no_more_under_way_than_one_message_may_have_and_all_have_a
             second.sendall(other.signed(BIG % (1 << 30), 1))
             assert rest(second) == b""  # it may go on
     until(lambda: other.say(BIG % (1 << 30)) == b"")
-    process.kill()
-    process.wait()
 
 
-def test_one_address_or_member_cannot_take_all_connections(fronted):
-    process, port = started(fronted.folder, fronted.server.server_address[1], "EACH = 3; gateway.FIRST = 600")
-    other = Fronted(fronted.folder, fronted.server, process, port)
+def test_one_address_or_member_cannot_take_all_connections(another, guarded):
+    other = another("EACH = 3; gateway.FIRST = 600")
     call = b"POST " + FLEET + HEAD
     with ExitStack() as stack:
 
@@ -295,31 +304,29 @@ def test_one_address_or_member_cannot_take_all_connections(fronted):
         for client in (0, 0, 0, 1):
             member = known(client)
             until(lambda member=member: member.recv(65536).endswith(b"hi"))
-        with known(0) as another:
-            assert b" 503 " in rest(another)
-        mute = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in range(4)]
+        with known(0) as more:
+            assert b" 503 " in rest(more)
+        mute = [stack.enter_context(socket.create_connection(("127.0.0.1", other.port), 30)) for _ in range(4)]
         until(lambda: any(ended(one, b"") for one in mute))
         member.sendall(other.signed(call, 1))
         assert rest(member).endswith(b"hi")
-    process.kill()
-    process.wait()
 
 
-def test_what_the_superlink_says_of_a_key_that_it_does_not_know_reaches_the_node(fronted):
-    with fronted.client() as client:
+def test_what_the_superlink_says_of_a_key_that_it_does_not_know_reaches_the_node(guarded):
+    with guarded.client() as client:
         answer = client.post("/v1/fleet/activate-node", content=b"an unknown key")
     assert (answer.status_code, answer.content) == (412, b"an unknown key")
 
 
-def test_calls_of_one_node_share_a_connection_on_both_sides(fronted):
-    fronted.server.connections.clear()
-    with fronted.connect() as connection:
+def test_calls_of_one_node_share_a_connection_on_both_sides(guarded):
+    guarded.server.connections.clear()
+    with guarded.connect() as connection:
         for _ in range(5):
             call = b"POST /v1/fleet/get-run HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nhi"
-            connection.sendall(fronted.signed(call))
+            connection.sendall(guarded.signed(call))
             while not connection.recv(65536).endswith(b"hi"):
                 pass
-    assert len(fronted.server.connections) == 1
+    assert len(guarded.server.connections) == 1
 
 
 FLEET = b"/v1/fleet/pull-messages"
@@ -390,61 +397,61 @@ LET_THROUGH = ("folded header",)  # as the one plain call that it is
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_nothing_else_passes(fronted, name):
-    fronted.server.seen.clear()
-    heard = fronted.say(ATTACKS[name])
+def test_nothing_else_passes(guarded, name):
+    guarded.server.seen.clear()
+    heard = guarded.say(ATTACKS[name])
     if name in LET_THROUGH:
-        assert [line for line, *_ in fronted.server.seen] == [f"POST {FLEET.decode()} HTTP/1.1"]
+        assert [line for line, *_ in guarded.server.seen] == [f"POST {FLEET.decode()} HTTP/1.1"]
         assert heard.startswith(b"HTTP/1.1 200")
     else:
-        assert fronted.server.seen == []
+        assert guarded.server.seen == []
         assert heard.split()[1] in (b"400", b"404", b"411", b"413", b"431", b"501")  # 401, 403 mean more to a node
-    with fronted.client() as client:  # and it goes on
+    with guarded.client() as client:  # and it goes on
         assert client.post(FLEET.decode(), content=b"x").content == b"x"
 
 
-def test_a_request_within_a_body_stays_a_body_and_one_after_it_is_refused(fronted):
-    fronted.server.seen.clear()
+def test_a_request_within_a_body_stays_a_body_and_one_after_it_is_refused(guarded):
+    guarded.server.seen.clear()
     inner = (b"POST " + CONTROL + HEAD).replace(b"host: a", b"host: b")
-    heard = fronted.say(LINE + b"content-length: %d\r\n\r\n" % len(inner) + inner + inner)
-    ((line, headers, digest),) = fronted.server.seen
+    heard = guarded.say(LINE + b"content-length: %d\r\n\r\n" % len(inner) + inner + inner)
+    ((line, headers, digest),) = guarded.server.seen
     assert (line, headers["content-length"]) == (f"POST {FLEET.decode()} HTTP/1.1", str(len(inner)))
     assert digest == hashlib.sha256(inner).hexdigest()
     assert heard.count(b"HTTP/1.1 200") == 1
     assert heard.count(b"HTTP/1.1 404") == 1
 
 
-def test_a_call_that_breaks_off_never_looks_whole(fronted):
-    fronted.server.seen.clear()
-    with fronted.connect() as connection:
-        connection.sendall(fronted.signed(LINE) + b"content-length: 100\r\n\r\nonly this")
-    with fronted.client() as client:
+def test_a_call_that_breaks_off_never_looks_whole(guarded):
+    guarded.server.seen.clear()
+    with guarded.connect() as connection:
+        connection.sendall(guarded.signed(LINE) + b"content-length: 100\r\n\r\nonly this")
+    with guarded.client() as client:
         assert client.post(FLEET.decode(), content=b"x").content == b"x"
     whole = hashlib.sha256(b"x").hexdigest()
-    assert [digest for _, headers, digest in fronted.server.seen if headers["content-length"] == "1"] == [whole]
-    assert all(headers["content-length"] != "9" for _, headers, _ in fronted.server.seen)
+    assert [digest for _, headers, digest in guarded.server.seen if headers["content-length"] == "1"] == [whole]
+    assert all(headers["content-length"] != "9" for _, headers, _ in guarded.server.seen)
 
 
-def test_who_speaks_no_tls_is_not_heard(fronted):
-    fronted.server.seen.clear()
-    with socket.create_connection(("127.0.0.1", fronted.port), 30) as connection:
+def test_who_speaks_no_tls_is_not_heard(guarded):
+    guarded.server.seen.clear()
+    with socket.create_connection(("127.0.0.1", guarded.port), 30) as connection:
         connection.sendall(b"POST " + FLEET + HEAD)
         try:
             heard = connection.recv(65536)
         except ConnectionError:
             heard = b""
     assert not heard.startswith(b"HTTP")
-    assert fronted.server.seen == []
+    assert guarded.server.seen == []
 
 
-def test_messages_of_any_size_stream_through(fronted):
+def test_messages_of_any_size_stream_through(guarded):
     body = b"0123456789abcdef" * (64 << 16)  # 64 MiB
-    with fronted.client() as client:
+    with guarded.client() as client:
         client.post(FLEET.decode(), content=b"x")
-        before = peak(fronted.process.pid)
+        before = peak(guarded.process.pid)
         answer = client.post("/v1/fleet/push-object", content=body)
     assert answer.content == body
-    assert peak(fronted.process.pid) - before < 24 << 20
+    assert peak(guarded.process.pid) - before < 24 << 20
 
 
 def peak(process: int) -> int:
@@ -453,7 +460,7 @@ def peak(process: int) -> int:
     return int(lines["VmHWM"].split()[0]) << 10
 
 
-# A front of its own for each
+# A gateway of its own for each
 
 
 def test_a_superlink_that_is_away_or_is_another_costs_a_node_a_retry(tmp_path):
@@ -461,10 +468,10 @@ def test_a_superlink_that_is_away_or_is_another_costs_a_node_a_retry(tmp_path):
         federation(folder)
     impostor = Server(tmp_path / "other")  # whose certificate another authority has signed
     with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # and does not listen; nor can the front have this port, and call itself
+        silent.bind(("127.0.0.1", 0))  # and does not listen; nor can the gateway have this port, and call itself
         for port in (silent.getsockname()[1], impostor.server_address[1]):
             process, listens = started(tmp_path / "here", port)
-            with Fronted(tmp_path / "here", impostor, process, listens).client() as client:
+            with Guarded(tmp_path / "here", impostor, process, listens).client() as client:
                 assert client.post(FLEET.decode(), content=b"x").status_code == 502
             process.kill()
             process.wait()
@@ -473,20 +480,17 @@ def test_a_superlink_that_is_away_or_is_another_costs_a_node_a_retry(tmp_path):
     impostor.server_close()
 
 
-def test_who_is_slow_is_cut_off(fronted):
+def test_who_is_slow_is_cut_off(another, guarded):
     change = "SECONDS = gateway.FIRST = 0.5; gateway.RATE = 1000"
-    process, port = started(fronted.folder, fronted.server.server_address[1], change)
-    slow = Fronted(fronted.folder, fronted.server, process, port)
-    with socket.create_connection(("127.0.0.1", port), 30) as connection:  # without TLS
+    slow = another(change)
+    with socket.create_connection(("127.0.0.1", slow.port), 30) as connection:  # without TLS
         assert any(ended(connection, b"") for _ in range(300))
-    call = fronted.signed(LINE) + b"content-length: 1000000\r\n\r\n"
+    call = guarded.signed(LINE) + b"content-length: 1000000\r\n\r\n"
     for begin in (b"", LINE, call, call + bytes(100_000)):  # after a fast start, too
-        fronted.server.seen.clear()
+        guarded.server.seen.clear()
         with slow.connect() as connection:
             connection.sendall(begin)
             assert any(ended(connection, b"x" if begin else b"") for _ in range(300))  # trickling on does not help
-    process.kill()
-    process.wait()
 
 
 def ended(connection: socket.socket, data: bytes) -> bool:
@@ -501,80 +505,70 @@ def ended(connection: socket.socket, data: bytes) -> bool:
         return True
 
 
-def test_a_first_request_has_less_time_than_those_of_a_member(fronted):
-    process, port = started(fronted.folder, fronted.server.server_address[1], "FIRST = 0.5")
-    other = Fronted(fronted.folder, fronted.server, process, port)
+def test_a_first_request_has_less_time_than_those_of_a_member(another, guarded):
+    other = another("FIRST = 0.5")
     with other.connect() as known:
         for _ in range(2):
             known.sendall(other.signed(b"POST " + FLEET + HEAD))
             until(lambda: known.recv(65536).endswith(b"hi"))
             with other.connect() as unknown:
                 assert any(ended(unknown, b"") for _ in range(300))
-    process.kill()
-    process.wait()
 
 
-def test_strangers_who_say_nothing_leave_files_and_places_to_members(fronted):
+def test_strangers_who_say_nothing_leave_files_and_places_to_members(another, guarded):
     change = "FIRST = 600; import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 256))"
-    process, port = started(fronted.folder, fronted.server.server_address[1], change)
-    other = Fronted(fronted.folder, fronted.server, process, port)
-    assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (256, 256)
+    other = another(change)
+    assert resource.prlimit(other.process.pid, resource.RLIMIT_NOFILE) == (256, 256)
     with ExitStack() as stack:
         for _ in range(300):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), 30, ("127.0.0.2", 0)))
+            stack.enter_context(socket.create_connection(("127.0.0.1", other.port), 30, ("127.0.0.2", 0)))
         with other.client() as client:
             assert client.post(FLEET.decode(), content=b"x").status_code == 200
-    assert len((fronted.folder / f"front{port}.log").read_text().splitlines()) == 1
-    process.kill()
-    process.wait()
+    assert len(other.log.read_text().splitlines()) == 1
 
 
-def test_nobody_can_fill_the_log(fronted):
-    process, port = started(fronted.folder, fronted.server.server_address[1], "QUIET = 600")
-    other, log = Fronted(fronted.folder, fronted.server, process, port), fronted.folder / f"front{port}.log"
-    _, most = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (psutil.Process(process.pid).num_fds(), most))
-    with socket.create_connection(("127.0.0.1", port), 30):
-        until(lambda: "out of system resource" in log.read_text())
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, most))
+def test_nobody_can_fill_the_log(another, guarded):
+    other = another("QUIET = 600")
+    _, most = resource.prlimit(other.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(other.process.pid, resource.RLIMIT_NOFILE, (psutil.Process(other.process.pid).num_fds(), most))
+    with socket.create_connection(("127.0.0.1", other.port), 30):
+        until(lambda: "out of system resource" in other.log.read_text())
+        resource.prlimit(other.process.pid, resource.RLIMIT_NOFILE, (most, most))
         for _ in range(3):
             assert b" 404 " in other.say(ATTACKS["control"])
-    assert len(log.read_text().splitlines()) == 2
-    process.kill()
-    process.wait()
+    assert len(other.log.read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_when_it_is_told_to_whoever_is_connected(fronted, told):
-    process, port = started(fronted.folder, fronted.server.server_address[1])
-    other = Fronted(fronted.folder, fronted.server, process, port)
+def test_it_ends_when_it_is_told_to_whoever_is_connected(another, guarded, told):
+    other = another()
     with other.connect() as idle, other.connect() as busy:
         busy.sendall(other.signed(LINE) + b"content-length: 1000000\r\n\r\n")
-        process.send_signal(told)
-        assert process.wait(10) == 0
+        other.process.send_signal(told)
+        assert other.process.wait(10) == 0
         assert rest(idle) == b""
-    assert len((fronted.folder / f"front{port}.log").read_text().splitlines()) == 1  # and no traceback
-    assert not psutil.pid_exists(process.pid)
+    assert len(other.log.read_text().splitlines()) == 1  # and no traceback
+    assert not psutil.pid_exists(other.process.pid)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"--listen": "8443"}, "'8443' is no address; write HOST:PORT"),
-        ({"--to": "127.0.0.1:x"}, "'127.0.0.1:x' is no address; write HOST:PORT"),
+        ({"--listen": "8443"}, "an address is HOST:PORT, such as learn.example.org:9443, found '8443'"),
+        ({"--to": "127.0.0.1:x"}, "an address is HOST:PORT, such as learn.example.org:9443, found '127.0.0.1:x'"),
         ({"--key": "nothing.key"}, "are not a certificate, its key and an authority"),
         ({"--ca": "server.key"}, "are not a certificate, its key and an authority"),
         ({"--listen": "taken"}, "cannot be listened on"),
         ({"--members": "trust"}, "the members in trust cannot be read"),
     ],
 )
-def test_what_cannot_be_used_is_said_in_a_sentence(fronted, change, message):
+def test_what_cannot_be_used_is_said_in_a_sentence(guarded, change, message):
     given = {"--certificate": "server.pem", "--key": "server.key", "--ca": "ca.pem", "--members": "."}
     given |= {"--listen": f"127.0.0.1:{free_ports(1)[0]}", "--to": "127.0.0.1:1"}
-    given |= {k: f"127.0.0.1:{fronted.port}" if v == "taken" else v for k, v in change.items()}
+    given |= {k: f"127.0.0.1:{guarded.port}" if v == "taken" else v for k, v in change.items()}
     command = [sys.executable, "-m", "fewlabel.deploy.gateway", *(part for pair in given.items() for part in pair)]
     environment = {"PYTHONPATH": str(Path.cwd())}
-    done = subprocess.run(command, cwd=fronted.folder, capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(command, cwd=guarded.folder, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode in (2, 4)
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -600,7 +594,7 @@ def test_the_calls_and_headers_are_those_of_this_flower():
         constant.FLWR_COMPONENT_NAME_METADATA_KEY,
     }
     assert {name.encode() for name in named | {"content-type", "accept"}} == gateway.HEADERS
-    assert (keys.AHEAD, keys.LATE) == (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
+    assert (members.AHEAD, members.LATE) == (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
     assert constant.VERSION_INCOMPATIBILITY_MESSAGE_METADATA_KEY.encode() in gateway.ANSWERED
 
 

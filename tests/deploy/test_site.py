@@ -1,4 +1,4 @@
-"""Sites that lie apart agree on what they train, and what leaves them is said before and counted after."""
+"""Sites agree on what they train, refuse what they did not agree to, and say before what will leave them."""
 
 import csv
 import json
@@ -10,37 +10,39 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
 from fewlabel.core import metrics, tree, wire
 from fewlabel.core.errors import BadInput, RunFailed
-from fewlabel.core.federation import Model, TooFewReplies
+from fewlabel.core.federation import ClientInfo, Model, TooFewReplies
+from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import tasks
 from fewlabel.data.site_files import Pixels, Terms, moments
-from fewlabel.deploy import server
-from fewlabel.deploy import site as apart
-from fewlabel.deploy.consent import consent
+from fewlabel.deploy import run_plan
+from fewlabel.deploy import site as deployed
+from fewlabel.deploy.consent import consent, consent_to_all, consented
+from fewlabel.deploy.messages import Order, Refused
+from fewlabel.deploy.server import serve
+from fewlabel.deploy.site_folder import SiteConfig
 from fewlabel.engine import checkpoint
+from fewlabel.engine.executor import Job
 from fewlabel.engine.record import read_rounds
 from fewlabel.engine.world import dataset_of
-from fewlabel.experiment import Experiment
+from fewlabel.experiment import Experiment, dumps
 from fewlabel.methods import METHODS
 from tests.data.test_own import dicom
+from tests.deploy.federated import experiment, federate, grey, local_grid, reply_with, simulated, split, weights
 from tests.nets import tiny
 
 TERMS = Terms(("dog", "cat", "bee", "ant"), 1, 4, (0.5,), (0.25,))
-PLACE = apart.Place(0, "", "")
-
-
-def grey(path: Path, value: int, mode: str = "L") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, (4, 4), value).save(path)
+CONFIG = SiteConfig(0, "", "")
 
 
 def site(path: Path, terms: Terms = TERMS):
     """A site's splits as its world has them."""
-    place = replace(PLACE, data=str(path))
-    return apart.site_world(place, Experiment(method="rscfed"), terms).dataset.splits
+    config = replace(CONFIG, data=str(path))
+    return deployed.site_world(config, Experiment(method="rscfed"), terms).dataset.splits
 
 
 def by_pixel(split) -> dict[int, int]:
@@ -49,6 +51,18 @@ def by_pixel(split) -> dict[int, int]:
 
 
 # Labels
+
+
+def test_a_site_needs_no_labels_and_no_list_of_classes(tmp_path):
+    for number in (2, 0, 1):
+        grey(tmp_path / "site" / "unlabeled" / f"{number}.png", 10 * number)
+    config = SiteConfig(0, str(tmp_path / "site"), str(tmp_path / "state"))
+    world = deployed.site_world(config, Experiment(method="rscfed"), TERMS)
+    assert world.info(0, 1) == ClientInfo(0, 0, 3)
+    images = world.site(0, 1, Rng(0), torch.nn.Identity()).unlabeled
+    assert images is not None
+    ((x, _),) = images.batches(("plain",), 3, shuffle=False)
+    assert [round(float(v), 4) for v in x[:, 0, 0, 0]] == [round((10 * n / 255 - 0.5) / 0.25, 4) for n in range(3)]
 
 
 def test_sites_whose_folders_have_different_classes_mean_the_same_by_a_label(tmp_path):
@@ -182,90 +196,73 @@ def test_sums_that_cannot_be_are_refused(sums, said):
 
 
 @pytest.fixture
-def flower():
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
-    from tests.deploy import test_flower
-
-    return test_flower
-
-
-class Heard:
-    """Hears all orders, and lets replies pass, but for those that `change` changes."""
-
-    def __init__(self, change=lambda order, reply: reply) -> None:
-        self.orders, self.change = [], change
-
-    def __call__(self, order, reply):
-        self.orders.append(order)
-        return self.change(order, reply)
-
-    def of(self, kind: str) -> list[apart.Order]:
-        return [order for order in self.orders if order.kind == kind]
-
-
-@pytest.fixture
-def sites(flower, tmp_path):
+def sites(tmp_path):
     """An experiment, and what its sites hold."""
-    whole = flower.experiment("method=labels-only", "labels.clients=2", "rounds=2", "clients.min_replies=2")
-    return whole, flower.split(whole, tmp_path / "sites")
+    whole = experiment("method=labels-only", "labels.clients=2", "rounds=2", "clients.min_replies=2")
+    return whole, split(whole, tmp_path / "sites")
 
 
-def test_mean_and_std_that_terms_leave_open_are_those_of_the_simulator_and_asked_for_once(flower, sites, tmp_path):
+def test_mean_and_std_that_terms_leave_open_are_those_of_the_simulator_and_asked_for_once(sites, tmp_path):
     whole, data = sites
-    terms = replace(apart.load_terms(data), mean=None, std=None)
-    run = server.prepare(whole, tmp_path / "run", terms, data=str(data))
-    first = Heard(lambda order, reply: flower.reply_with(reply, failed="OSError") if order.round == 2 else reply)
+    terms = replace(deployed.load_terms(data), mean=None, std=None)
+    run = run_plan.prepare(whole, tmp_path / "run", terms, data=str(data))
+
+    def meddle(job, reply):
+        return reply_with(reply, failed="OSError") if job.round == 2 else reply
+
+    first = local_grid(data, tmp_path / "state", meddle=meddle)
     with pytest.raises(TooFewReplies):
-        flower.serve(flower.room(data, tmp_path / "state", meddle=first), run)
-    found, wanted = apart.load_terms(run), dataset_of(whole).splits["train"].images
+        serve(first, run)
+    found, wanted = deployed.load_terms(run), dataset_of(whole).splits["train"].images
     assert found.mean == pytest.approx(wanted.mean, rel=1e-12)
     assert found.std == pytest.approx(wanted.std, rel=1e-12)
-    assert [order.client for order in first.of("pixels")] == [0, 1, 2, 3]
-    flower.serve(flower.room(data, tmp_path / "state", meddle=(again := Heard())), run)
-    assert again.of("pixels") == []
-    assert {order.terms.mean for order in first.of("client") + again.of("client")} == {found.mean}
-    assert apart.load_terms(run) == found
+    assert [order.job.client for order in first.orders("pixels")] == [0, 1, 2, 3]
+    serve(again := local_grid(data, tmp_path / "state"), run)
+    assert again.orders("pixels") == []
+    assert {order.terms.mean for order in first.orders("client") + again.orders("client")} == {found.mean}
+    assert deployed.load_terms(run) == found
 
 
-def test_a_site_that_gives_no_sums_is_named(flower, sites, tmp_path):
+def test_a_site_that_gives_no_sums_is_named(sites, tmp_path):
     whole, data = sites
-    run = server.prepare(whole, tmp_path / "run", replace(apart.load_terms(data), mean=None, std=None), data=str(data))
+    run = run_plan.prepare(
+        whole, tmp_path / "run", replace(deployed.load_terms(data), mean=None, std=None), data=str(data)
+    )
     false = wire.pack(Pixels(1, (1,), (1,)))
 
-    def meddle(order, reply):
-        return flower.reply_with(reply, upload=false) if (order.kind, order.client) == ("pixels", 2) else reply
+    def meddle(job, reply):
+        return reply_with(reply, upload=false) if (job.kind, job.client) == ("pixels", 2) else reply
 
     with pytest.raises(RunFailed, match=r"client 2 gave no sums of its pixels: it sums 1 pixels, but \d+ images have"):
-        flower.serve(flower.room(data, tmp_path / "state", meddle=meddle), run)
+        serve(local_grid(data, tmp_path / "state", meddle=meddle), run)
     assert not (run / "terms.json").exists()
 
 
-def test_nobody_trains_before_mean_and_std_are_fixed(tmp_path):
-    order = apart.Order("0" * 32, "", replace(TERMS, mean=None, std=None), "client", 0, "local_update", 1)
-    with pytest.raises(apart.Refused, match="the terms have no mean and no std yet"):
-        apart.understood(PLACE, wire.pack(order))
+def checked(config=CONFIG, terms=TERMS, text: str = "", **job) -> Order:
+    job = Job(**{"run": "0" * 32, "kind": "client", "client": 0, "task": "local_update"} | job)
+    return deployed.checked(config, wire.pack(Order(text, terms, job)))[0]
 
 
-def understood(place=PLACE, terms=TERMS, text: str = "", **asked) -> apart.Order:
-    order = apart.Order("0" * 32, text, terms, **{"kind": "client", "client": 0, "task": "local_update"} | asked)
-    return apart.understood(place, wire.pack(order))[0]
+def test_nobody_trains_before_mean_and_std_are_fixed():
+    with pytest.raises(Refused, match="the terms have no mean and no std yet"):
+        checked(terms=replace(TERMS, mean=None, std=None), round=1)
 
 
 def test_a_site_reads_its_images_in_no_other_way_than_it_was_told(tmp_path):
     (tmp_path / "terms.json").write_text(json.dumps(vars(TERMS)))
-    place = replace(PLACE, terms=str(tmp_path))
-    assert understood(place).terms == TERMS
+    config = replace(CONFIG, terms=str(tmp_path))
+    assert checked(config).terms == TERMS
     for other in ({"image_size": 9}, {"classes": TERMS.classes[::-1]}, {"values": (7.0, 8.0)}, {"mean": (0.9,)}):
-        with pytest.raises(apart.Refused, match="not those that this site was given"):
-            understood(place, replace(TERMS, **other))
+        with pytest.raises(Refused, match="not those that this site was given"):
+            checked(config, replace(TERMS, **other))
     (tmp_path / "terms.json").write_text(json.dumps(vars(replace(TERMS, mean=None, std=None))))
-    assert understood(place).terms == TERMS  # once all sites have worked them out
+    assert checked(config).terms == TERMS  # once all sites have worked them out
 
 
 def test_sums_of_pixels_are_told_only_while_mean_and_std_are_open():
-    assert understood(terms=replace(TERMS, mean=None, std=None), kind="pixels", task="")
-    with pytest.raises(apart.Refused, match="mean and std are known"):
-        understood(kind="pixels", task="")
+    assert checked(terms=replace(TERMS, mean=None, std=None), kind="pixels", task="")
+    with pytest.raises(Refused, match="mean and std are known"):
+        checked(kind="pixels", task="")
 
 
 @pytest.mark.parametrize("stream", ["", "[stream]\nsteps = 4\n"])
@@ -273,15 +270,15 @@ def test_statistics_are_of_all_images_or_none(stream):
     """Of a part of them that a server chooses, they would tell of single images."""
     text = f"rounds = 4\n{stream}[model]\nbuffers = 'recomputed'\n"
     if not stream:
-        assert understood(text=text, kind="statistics", task="")
+        assert checked(text=text, kind="statistics", task="")
     for wrong in [text] if stream else ["rounds = 4"]:
-        with pytest.raises(apart.Refused, match="statistics are those of all images at once"):
-            understood(text=wrong, kind="statistics", task="")
+        with pytest.raises(Refused, match="statistics are those of all images at once"):
+            checked(text=wrong, kind="statistics", task="")
 
 
 def test_a_name_that_is_no_text_names_no_code():
-    with pytest.raises(apart.Refused, match="the name of the method is no text"):
-        understood(text="method = { name = ['os:system'] }")
+    with pytest.raises(Refused, match="the name of the method is no text"):
+        checked(text="method = { name = ['os:system'] }")
 
 
 # What sites test on
@@ -339,58 +336,58 @@ def give_tests(data: Path, counts: dict[int, int]) -> int:
     return len(images)
 
 
-def test_sites_that_test_give_the_metrics_of_all_their_images_together(flower, sites, tmp_path):
+def test_sites_that_test_give_the_metrics_of_all_their_images_together(sites, tmp_path):
     whole, data = sites
     assert give_tests(data, {0: 130, 3: 170}) == 300
-    here = flower.room(data, tmp_path / "state", meddle=(heard := Heard()))
-    flower.serve(here, run := flower.federate(whole, data, tmp_path / "run"))
+    serve(here := local_grid(data, tmp_path / "state"), run := federate(whole, data, tmp_path / "run"))
     told = [line["sites"] for line in read_rounds(run)]
-    asked = [(order.client, order.task, order.round) for order in heard.of("evaluate")]
+    asked = [(order.job.client, order.job.task, order.job.round) for order in here.orders("evaluate")]
     assert asked == [(0, "test", 1), (3, "test", 1), (0, "test", 2), (3, "test", 2)]
     assert (told[-1]["asked"], told[-1]["failures"], told[-1]["images"]) == (2, [], 300)
     # All 300 test images are at one of the two sites, and the server has the same 300.
     test = [line["test"] for line in read_rounds(run)]
     assert [line["confusion"] for line in told] == [line["confusion"] for line in test]
     assert all(abs(line["auc"] - exact["auc"]) <= line["auc_bound"] for line, exact in zip(told, test, strict=True))
-    flower.simulated(whole, tmp_path / "simulated")  # and nobody trained on what is for the test
-    assert flower.weights(run) == flower.weights(tmp_path / "simulated")
+    simulated(whole, tmp_path / "simulated")  # and nobody trained on what is for the test
+    assert weights(run) == weights(tmp_path / "simulated")
 
 
-def test_where_the_server_has_nothing_to_test_on_the_sites_metrics_are_the_results(flower, sites, tmp_path):
+def test_where_the_server_has_nothing_to_test_on_the_sites_metrics_are_the_results(sites, tmp_path):
     whole, data = sites
     give_tests(data, {0: 130, 3: 170})
     (data / "test.npz").unlink()
-    flower.serve(flower.room(data, tmp_path / "state"), run := flower.federate(whole, data, tmp_path / "run"))
+    serve(local_grid(data, tmp_path / "state"), run := federate(whole, data, tmp_path / "run"))
     told, found = read_rounds(run)[-1], json.loads((run / "summary.json").read_text())["last"]["test"]
     assert found["images"] == 300
     assert found == told["test"]
     assert found.items() <= told["sites"].items()
 
 
-def test_a_site_with_few_images_to_test_on_tells_nothing_of_them(flower, sites, tmp_path):
+def test_a_site_with_few_images_to_test_on_tells_nothing_of_them(sites, tmp_path):
     whole, data = sites
     give_tests(data, {1: 19})
-    here = flower.room(data, tmp_path / "state", meddle=(heard := Heard()))
-    flower.serve(here, run := flower.federate(whole, data, tmp_path / "run"))
-    assert heard.of("evaluate") == []
+    serve(here := local_grid(data, tmp_path / "state"), run := federate(whole, data, tmp_path / "run"))
+    assert here.orders("evaluate") == []
     assert "sites" not in read_rounds(run)[0]
-    assert flower.asked((whole, data), tmp_path / "asked", kind="evaluate", task="test") == (
-        "this site has fewer than 20 images to test on"
-    )
+    order = Order(dumps(whole), deployed.load_terms(data), Job("0" * 32, "evaluate", "test", client=1, round=1))
+    found = deployed.reply(here.configs[7001], {"order": wire.pack(order), "message": b""})
+    assert found == {"refused": "this site has fewer than 20 images to test on"}
 
 
-def test_wrong_counts_of_a_site_are_named_and_left_out(flower, sites, tmp_path):
+def test_wrong_counts_of_a_site_are_named_and_left_out(sites, tmp_path):
     whole, data = sites
     give_tests(data, {0: 150, 1: 150})
 
-    def meddle(order, reply):
-        return flower.reply_with(reply, upload=b"no") if (order.kind, order.client) == ("evaluate", 1) else reply
+    def meddle(job, reply):
+        return reply_with(reply, upload=b"no") if (job.kind, job.client) == ("evaluate", 1) else reply
 
-    flower.serve(flower.room(data, tmp_path / "state", meddle=meddle), flower.federate(whole, data, tmp_path / "run"))
+    serve(local_grid(data, tmp_path / "state", meddle=meddle), federate(whole, data, tmp_path / "run"))
     told = read_rounds(tmp_path / "run")[0]["sites"]
     assert told["images"] <= 150
     assert told["asked"] == 2
-    assert [text.partition(": ")[0] for text in told["failures"]] == ["client 1"]
+    ((client, task, why),) = (failure.values() for failure in told["failures"])
+    assert (client, task) == (1, "evaluate")
+    assert "the buffer is cut short" in why
 
 
 # What sites keep
@@ -409,7 +406,7 @@ def test_what_a_site_keeps_between_rounds_outlives_a_power_cut(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_consent_names_every_field_that_a_task_sends_and_what_it_betrays(name):
+def test_consent_names_every_field_that_a_task_sends_and_what_it_reveals(name):
     said = consent(name)
     for task in tasks(type(METHODS[name])).values():
         if "client" in task.places:
@@ -431,7 +428,7 @@ def test_consent_says_what_each_field_is():
     network = tree.of(tiny(1, 10, 16))
     size = sum(4 * value.numel() for value in network.values())
     told = consent(Experiment(method="rscfed"), network)
-    bytes_ = int(told.partition("the network's, ")[2].partition(" bytes")[0].replace(",", ""))
+    bytes_ = int(told.partition("the network's weights, ")[2].partition(" bytes")[0].replace(",", ""))
     assert size < bytes_ < size + 2000
 
 
@@ -440,8 +437,23 @@ def test_consent_to_a_method_that_does_not_exist_is_an_error():
         consent("rscfd")
 
 
+def test_who_names_no_method_asks_for_consent_to_all_of_them():
+    said = consent_to_all("lungs")
+    assert all(f"\n{name}: " in said for name in ("fedavg", "fedirm", "cbafed", "fedmatch"))
+    assert "a confusion matrix" in said
+
+
+def test_what_was_consented_to_is_what_a_site_does():
+    assert consented("labels-only", Experiment("fedavg"))
+    assert consented("labels-only, fedirm", Experiment("fedirm"))
+    assert consented("", Experiment("fedirm"))
+    assert not consented("labels-only", Experiment("fedirm"))
+    assert not consented("local-sl", Experiment("fedavg"))  # whose weights leave
+    assert not consented("labels-only", Experiment("fedirm", name="labels-only"))
+
+
 def test_terms_are_read_as_they_are_written(tmp_path):
     terms = replace(TERMS, mean=None, std=None, values=(0.0, 4095.0))
     (tmp_path / "terms.json").write_text(json.dumps(vars(terms)))
-    assert apart.load_terms(tmp_path) == terms
+    assert deployed.load_terms(tmp_path) == terms
     assert wire.unpack(Terms, wire.pack(terms)) == terms

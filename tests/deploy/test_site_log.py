@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from fewlabel.core import wire
 from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.data.site_files import Terms
 from fewlabel.deploy import site, site_log, site_process
+from fewlabel.deploy.messages import Order
+from fewlabel.engine.executor import Job
 from fewlabel.experiment import Experiment, dumps
 
 TERMS = Terms(("a", "b"), 1, 4, (0.5,), (0.25,))
@@ -96,7 +99,7 @@ def test_lines_cut_off_at_the_end_show_by_a_head_that_was_noted(log):
     with pytest.raises(StorageError, match=f"no line has the hash {before}: the log was cut off or written anew"):
         site_log.verify(log).line_of(before)
     assert site_log.verify(log).line_of(site_log.verify(log).head[:8]) == 5
-    with pytest.raises(BadInput, match="'1f3c…' is no head: that is 64 hexadecimal digits"):
+    with pytest.raises(BadInput, match="'1f3c…' is no head: a head is 64 hexadecimal digits"):
         site_log.verify(log).line_of("1f3c…")
 
 
@@ -127,8 +130,8 @@ def config(tmp_path: Path) -> dict:
     return {"client": 0, "data": str(tmp_path / "data"), "state": str(tmp_path / "state")}
 
 
-def parts(kind: str = "server", run: str = "0" * 32) -> dict:
-    order = site.Order(run, dumps(Experiment(method="fedavg")), TERMS, kind, 0, "", 1)
+def parts() -> dict:
+    order = Order(dumps(Experiment(method="fedavg")), TERMS, Job("0" * 32, "server", client=0, round=1))
     return {"order": wire.pack(order), "message": b"12345"}
 
 
@@ -142,12 +145,13 @@ def test_what_comes_and_what_leaves_is_logged_even_if_it_is_a_refusal(tmp_path):
     assert left.sha256 == hashlib.sha256(made["refused"].encode()).hexdigest()
 
 
-def test_what_a_resident_answers_is_logged_as_well(tmp_path):
-    socket = tmp_path / "socket"
-    threading.Thread(target=site_process.reside, args=(config(tmp_path), socket), daemon=True).start()
+def test_what_a_site_process_answers_is_logged_as_well(tmp_path):
+    socket, reply = tmp_path / "socket", partial(site.reply, config(tmp_path))
+    assert site_process.ask(socket, parts()) == {"failed": "its site process does not run; start it again at the site"}
+    threading.Thread(target=site_process.serve, args=(reply, socket), daemon=True).start()
     while not socket.exists():
         time.sleep(0.01)
-    made = site_process.reply({"resident": str(socket)}, parts())
+    made = site_process.ask(socket, parts())
     assert made == {"refused": "a client does no 'server'"}
     assert [entry.direction for entry in site_log.verify(tmp_path / "state" / site_log.FILE).entries] == ["in", "out"]
 
@@ -166,8 +170,8 @@ def test_nothing_leaves_that_cannot_be_written_down(tmp_path, capfd):
     site.reply(config(tmp_path), parts())
     log = tmp_path / "state" / site_log.FILE
     log.write_bytes(log.read_bytes().replace(b'"out"', b'"in"'))
-    assert site.reply(config(tmp_path), parts()) == {"failed": "StorageError, about which the site's own log says more"}
-    assert "is damaged; look into it by `fewlabel audit`, and move it away" in capfd.readouterr().err
+    assert site.reply(config(tmp_path), parts()) == {"failed": "StorageError; the site's own log says more"}
+    assert "is damaged; look into it with `fewlabel audit`, and move it away" in capfd.readouterr().err
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="nothing leaves this site until it can"):
         site_log.note(tmp_path / "file" / "state", "in", [], "", 0, "")

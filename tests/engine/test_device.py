@@ -11,8 +11,7 @@ from fewlabel.core import wire
 from fewlabel.core.errors import BadInput
 from fewlabel.core.federation import LabelPlace, Model
 from fewlabel.core.rng import Rng
-from fewlabel.data import views
-from fewlabel.data.views import VIEWS
+from fewlabel.data.views import VIEWS, make_views
 from fewlabel.engine import device
 from fewlabel.engine.local import with_executor
 from fewlabel.engine.run import execute, prepare
@@ -107,9 +106,9 @@ def test_a_sparse_tree_is_packed_and_unpacked_on_the_device():
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_is_drawn_on_the_cpu_and_made_on_the_device(name):
     images = torch.randint(0, 256, (40, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    here = views.see(name, images, torch.Generator().manual_seed(2))
+    (here,) = make_views([name], images, torch.Generator().manual_seed(2))
     with Elsewhere():
-        there = views.see(name, images.to(ELSEWHERE), torch.Generator().manual_seed(2))
+        (there,) = make_views([name], images.to(ELSEWHERE), torch.Generator().manual_seed(2))
         assert isinstance(there, Far)
         assert there.dtype == torch.uint8
         apart = (there.cpu().int() - here.int()).abs()

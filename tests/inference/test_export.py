@@ -20,8 +20,8 @@ from fewlabel.engine.card import Card
 from fewlabel.engine.run import execute
 from fewlabel.engine.world import World
 from fewlabel.experiment import Data
-from fewlabel.inference.export import ONNX, by_class, split_of
-from fewlabel.inference.predict import FILE, Model
+from fewlabel.inference.model_card import ONNX, SAFETENSORS, by_class, split_of
+from fewlabel.inference.predict import StoredModel
 from tests.data.test_own import grey
 
 SETTINGS = (
@@ -55,7 +55,7 @@ def ours(run: Path, pixels: np.ndarray) -> np.ndarray:
     """Probabilities of uint8 images, normalised as in training."""
     images = World.open(run).dataset.splits["test"].images
     normalised = (torch.from_numpy(pixels).float() / 255 - torch.tensor(images.mean)) / torch.tensor(images.std)
-    return metrics.predict(Model.open(run).network, [normalised]).numpy()
+    return metrics.predict(StoredModel.open(run).network, [normalised]).numpy()
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -118,7 +118,7 @@ def test_the_card_has_the_runs_own_numbers_and_what_it_is_not_for(trained: Calla
     assert f"2 of 2 clients have labels, {labeled:,} in all" in card
     for words in (
         "not a medical device",
-        "images like those it was trained on alone",
+        "only for images like those it was trained on",
         "What leaves a site: The weights",
         "fedavg, 2 rounds, seed 0",
         'name = "fedavg"',
@@ -126,7 +126,7 @@ def test_the_card_has_the_runs_own_numbers_and_what_it_is_not_for(trained: Calla
     ):
         assert words in card
     assert str(run) not in card
-    assert (f"`{FILE}`: " in card, f"`{ONNX}`: " in card) == (True, False)  # which is not there
+    assert (f"`{SAFETENSORS}`: " in card, f"`{ONNX}`: " in card) == (True, False)  # which is not there
     assert "\n300 test images: one more error is 0.3 points of accuracy.\n" in card
 
 
@@ -139,7 +139,7 @@ def test_the_card_says_whose_split_it_was(tmp_path: Path) -> None:
     assert split_of(whole) == split_of(replace(divided, split="70-10-20")) == drawn
     assert split_of(divided) == "with the split that it came with"
     assert split_of(gone) == "with the split that it came with, or else a drawn one"
-    assert split_of(Data("digits")) == "split `published`, or where none is published `70-10-20`"
+    assert split_of(Data("digits")) == "split `published`, or if none is published `70-10-20`"
 
 
 def test_precision_by_class_is_of_what_was_called_so() -> None:
@@ -169,7 +169,7 @@ def test_statistics_that_stayed_at_sites_make_no_onnx_file(trained: Callable[...
     with pytest.raises(BadInput, match="lacks BatchNorm's statistics, which stayed at the sites"):
         fl.export(run, "onnx")
     fl.export(run, "safetensors")
-    assert "to be computed over the images" in (run / "export" / "MODEL_CARD.md").read_text()
+    assert "Compute them over the images" in (run / "export" / "MODEL_CARD.md").read_text()
 
 
 def test_without_onnx_one_sentence_says_what_to_install(

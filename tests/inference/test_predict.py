@@ -2,10 +2,7 @@
 
 import csv
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +22,7 @@ from fewlabel.engine.run import Interrupted, execute, prepare
 from fewlabel.engine.worker import EVALUATION_BATCH
 from fewlabel.engine.world import World
 from fewlabel.experiment import read
-from fewlabel.inference.predict import BATCH, Model, Predictions, Reader
+from fewlabel.inference.predict import BATCH, Predictions, Reader, StoredModel
 from tests.data.test_own import dicom
 
 SETTINGS = (
@@ -111,7 +108,7 @@ def evaluated(run: Path) -> torch.Tensor:
     """The test set's probabilities as evaluation computes them, from decoded arrays."""
     images = World.open(run).dataset.splits["test"].images
     rng = torch.Generator()
-    return metrics.predict(Model.open(run).network, [images.view(torch.arange(len(images.pixels)), "plain", rng)])
+    return metrics.predict(StoredModel.open(run).network, [images.view(torch.arange(len(images.pixels)), "plain", rng)])
 
 
 @pytest.mark.parametrize(
@@ -258,7 +255,7 @@ def test_images_of_other_colours_are_converted_and_counted(
     Image.new("L", (16, 16), 124).save(tmp_path / "b.png")
     assert main(["predict", str(run), str(tmp_path), "--format", "json"]) == 0
     said = capsys.readouterr()
-    assert said.err == "fewlabel: 1 of 2 images are not grey, as the model's are: converted\n"
+    assert said.err == "fewlabel: converted 1 of 2 images to grey, as the model needs\n"
     first, second = json.loads(said.out)["images"]
     assert first["probabilities"] == second["probabilities"]
 
@@ -269,7 +266,7 @@ def test_statistics_that_stayed_at_the_sites_are_those_of_the_images_given(
     run, images = trained(write_grey, "model.buffers=local")
     found = fl.predict(run, images / "test")
     assert "stayed at the sites" in found.notes[0]
-    network, test = Model.open(run).network, World.open(run).dataset.splits["test"].images
+    network, test = StoredModel.open(run).network, World.open(run).dataset.splits["test"].images
     assert len(test.pixels) < EVALUATION_BATCH
     batch = test.view(torch.arange(15), "plain", torch.Generator())
     batch_statistics(network, [batch])
@@ -329,24 +326,3 @@ def test_a_network_of_ones_own_that_changed_since_is_refused(
     assert "are not of the network 'tests.nets:tiny' as it is now" in refused(run)
     monkeypatch.delattr(nets, "tiny")
     assert "'tests.nets:tiny' cannot be imported" in refused(run)
-
-
-def test_the_csv_needs_a_directory_that_is_there(
-    grey: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["predict", *map(str, grey), "--csv", str(tmp_path / "no" / "a.csv")]) == 2
-    assert f"there is no directory {tmp_path / 'no'}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["predict", "export"])
-def test_help_has_examples_fits_the_screen_and_loads_nothing_slow(command: str) -> None:
-    code = (
-        f"import sys\nfrom fewlabel.cli.main import main\nmain(['{command}', '--help'])\n"
-        "print(*{'torch', 'numpy', 'onnx', 'rich.progress'} & set(sys.modules), file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80"}
-    )
-    assert f"  fewlabel {command} " in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert done.stderr == "\n"

@@ -19,7 +19,7 @@ from fewlabel.learn.thresholds import class_shares, select, thresholds
 from fewlabel.methods import METHODS
 from fewlabel.methods.cbafed import CBAFed, Message, State, Update
 from fewlabel.methods.fedirm import FedIRM
-from fewlabel.papers import reproduce
+from fewlabel.papers import tables
 from tests.hand import STEP, Sites, Uploads, passes, site, values, weights
 
 L3 = math.log(3)
@@ -476,7 +476,7 @@ def test_the_rows_are_what_the_paper_and_its_code_say():
 
 def test_in_its_tables_all_methods_train_11_epochs_on_labels_and_1_without():
     names = "fedirm", "rscfed", "fed-consist", "fed-consist-plus", "cbafed"
-    rows = [row for n in (1, 2, 3) for row in reproduce.select(f"cbafed-table{n}") if row.name.endswith(names)]
+    rows = [row for n in (1, 2, 3) for row in tables.select(f"cbafed-table{n}") if row.name.endswith(names)]
     methods = [row.experiment().method for row in rows]
     assert len(methods) == 35
     assert {(m.local.epochs, m.epochs_unlabeled) for m in methods} == {(11, 1)}

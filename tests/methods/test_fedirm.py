@@ -21,7 +21,7 @@ from fewlabel.learn.optim import Local
 from fewlabel.learn.relation import class_sums, entropy, ramp, relation, with_dropout
 from fewlabel.methods import METHODS
 from fewlabel.methods.fedirm import FedIRM, Relation, State
-from fewlabel.papers.reproduce import select
+from fewlabel.papers.tables import select
 from tests.hand import STEP, Sites, passes, site, values, weights
 from tests.nets import tiny
 

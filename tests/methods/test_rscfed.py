@@ -21,7 +21,7 @@ from fewlabel.learn.optim import Local
 from fewlabel.learn.teacher import MeanTeacher, Teacher, sharpen
 from fewlabel.methods import METHODS
 from fewlabel.methods.rscfed import RSCFed
-from fewlabel.papers.reproduce import select
+from fewlabel.papers.tables import select
 from tests.hand import STEP, Sites, passes, site, weights
 
 ONE = RSCFed(groups=1, beta=0.0, labeled_share=None, local=STEP)  # one group, averaged by size

@@ -9,20 +9,20 @@ import pytest
 from rich.console import Console
 
 from fewlabel.core.errors import BadInput, StorageError
-from fewlabel.data.partition import Partition, Share, deal
+from fewlabel.data.partition import Holding, Partition, deal
 from fewlabel.experiment import Clients, Labels
-from fewlabel.report.clients import bars, draw, plot, whole
+from fewlabel.report.clients import bars, draw, plot, rounded
 
 # Client 0: classes 0, 0, 1 with labels. Client 1 is left out. Client 2: 1, 2, 2, 2, 2 and one nobody knows, no labels.
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 2, -1, 0])
 NONE = np.array([], np.int64)
-PARTITION = Partition((Share(np.arange(3), NONE), Share(NONE, NONE), Share(NONE, np.arange(3, 9))), np.array([9]))
+PARTITION = Partition((Holding(np.arange(3), NONE), Holding(NONE, NONE), Holding(NONE, np.arange(3, 9))), np.array([9]))
 
 
 def test_lengths_are_rounded_so_that_their_sum_is():
-    assert whole(np.array([1.5, 2.25, 0.25])) == [2, 2, 0]
-    assert whole(np.array([0.4, 0.4, 0.4, 0.8])) == [1, 0, 0, 1]
-    assert whole(np.array([3.0, 0.0])) == [3, 0]
+    assert rounded(np.array([1.5, 2.25, 0.25])) == [2, 2, 0]
+    assert rounded(np.array([0.4, 0.4, 0.4, 0.8])) == [1, 0, 0, 1]
+    assert rounded(np.array([3.0, 0.0])) == [3, 0]
 
 
 def test_bars_hold_each_place_by_class():
@@ -93,5 +93,6 @@ def test_a_page_shows_a_stacked_bar_for_each_place(tmp_path, kind):
 def test_a_picture_that_cannot_be_saved_says_why(tmp_path):
     with pytest.raises(BadInput, match=r"a plot cannot be saved as 'p.doc'; its ending must be one of .*png.*svg"):
         plot(PARTITION, LABELS, ("a", "b", "c"), tmp_path / "p.doc")
-    with pytest.raises(StorageError, match="cannot be written: No such file"):
-        plot(PARTITION, LABELS, ("a", "b", "c"), tmp_path / "none" / "p.png")
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="file cannot be made: File exists; choose another directory"):
+        plot(PARTITION, LABELS, ("a", "b", "c"), tmp_path / "file" / "p.png")

@@ -19,12 +19,16 @@ import pytest
 
 from fewlabel.cli.main import main
 from fewlabel.engine.run import execute, prepare
-from fewlabel.experiment import Experiment, dumps, read
+from fewlabel.experiment import Experiment, read
 from fewlabel.report.comparison import Comparison
-from fewlabel.report.plots import ABOUT, MOST_POINTS, left_out, matrix, plots, within_percent
-from fewlabel.report.results import METRICS, Result, Row
+from fewlabel.report.curves import MOST_POINTS, limit_to_percent
+from fewlabel.report.matrices import matrix
+from fewlabel.report.plots import ABOUT, left_out, sections
+from fewlabel.report.results import Result
+from fewlabel.report.runs import Row
 from fewlabel.report.style import empty_plot
 from tests.conftest import SMALL
+from tests.report.layout import lay_out, metrics
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 browsed = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
@@ -120,8 +124,9 @@ def test_each_method_shows_what_it_logs(pages: dict[str, Path]) -> None:
     for method, own in METHODS.items():
         assert headings(pages[method]) & (special | ALWAYS) - {"Pseudo-labels"} == ALWAYS | own - {"Pseudo-labels"}
     assert headings(pages["all"]) >= ALWAYS | special
+    page = html.unescape(pages["all"].read_text())
     for heading, words in ABOUT.items():
-        assert f"<h2>{heading}</h2>\n<p>{html.escape(words)}</p>" in pages["all"].read_text()
+        assert f"<h2>{heading}</h2>\n<p>{words}</p>" in page
 
 
 @browsed
@@ -201,7 +206,7 @@ def test_a_client_counts_as_nothing_in_seeds_that_leave_it_out(real: dict[str, l
         costs = {"seconds": 1.0, "bytes_up": 1, "bytes_down": 1}
         (directory / "rounds.jsonl").write_text("".join(json.dumps(line | costs) + "\n" for line in rounds))
         results.append(Result(directory))
-    [weights] = plots({"": [Row("rscfed", tuple(results))]})["Weights in the average"]
+    [weights] = sections({"": [Row("rscfed", tuple(results))]})["Weights in the average"]
     shown = weights.figure.axes[0].images[0].get_array()
     assert shown.filled(-1).tolist() == [[70, -1], [30, -1], [-1, 100]]  # -1: blank
 
@@ -215,13 +220,13 @@ def test_shares_are_drawn_between_0_and_100_and_flat_curves_are_flat(
     """Matplotlib has margins of 5%: from 93 in the second case, from 17 to 83 in the last; ours have 3% more."""
     _, axes = empty_plot("%")
     axes.plot([1, 2], values)
-    within_percent(axes)
+    limit_to_percent(axes)
     assert axes.get_ylim() == pytest.approx((low, high))
 
 
 def test_fedmatch_has_a_plot_of_each_of_its_averages(real: dict[str, list[Result]]) -> None:
     """Client 0 has labels, the others have none."""
-    sigma, psi = plots({"": [Row("fedmatch", tuple(real["fedmatch"]))]})["Weights in the average"]
+    sigma, psi = sections({"": [Row("fedmatch", tuple(real["fedmatch"]))]})["Weights in the average"]
     assert "average of sigma" in sigma.caption
     assert "average of psi" in psi.caption
     assert [text.get_text() for text in sigma.figure.axes[0].get_yticklabels()] == ["0 (labels)"]
@@ -236,12 +241,12 @@ def test_seconds_are_drawn_by_phase_and_add_up(real: dict[str, list[Result]]) ->
     for line in result.rounds:
         assert 0 < line["seconds_train"] <= line["seconds"]
         assert line["seconds_evaluate"] > 0
-    alone = plots({"": [Row("rscfed", (result,))]})["Costs"][1].figure.axes[0]
+    alone = sections({"": [Row("rscfed", (result,))]})["Costs"][1].figure.axes[0]
     clients, server, evaluation = (drawn.get_ydata()[0] for drawn in alone.lines)
     first = result.rounds[0]
     assert clients + server == pytest.approx(first["seconds"])
     assert evaluation == first["seconds_evaluate"]
-    many = plots({"": [Row("a", (result,)), Row("b", tuple(real["cbafed"]))]})["Costs"][1].figure.axes[0]
+    many = sections({"": [Row("a", (result,)), Row("b", tuple(real["cbafed"]))]})["Costs"][1].figure.axes[0]
     long = [sum(bar[row].get_width() for bar in many.containers) for row in (0, 1)]
     spent = [[each.spent() for each in results] for results in ([result], real["cbafed"])]
     assert long == pytest.approx(
@@ -251,7 +256,7 @@ def test_seconds_are_drawn_by_phase_and_add_up(real: dict[str, list[Result]]) ->
 
 def test_matrices_are_the_runs_numbers_in_the_mean_over_seeds(real: dict[str, list[Result]]) -> None:
     row = Row("cbafed", tuple(real["cbafed"]))
-    drawn = plots({"": [row]})
+    drawn = sections({"": [row]})
     [bounds] = drawn["Thresholds"]
     shown = bounds.figure.axes[0].images[0].get_array()
     lines = [[line for line in result.rounds if "thresholds" in line] for result in real["cbafed"]]
@@ -268,7 +273,7 @@ def test_matrices_are_the_runs_numbers_in_the_mean_over_seeds(real: dict[str, li
 
 def test_bars_are_as_long_as_clients_have_images_and_labeled_ones_are_marked(real: dict[str, list[Result]]) -> None:
     result = real["rscfed"][0]
-    [drawing] = plots({"": [Row("rscfed", (result,))]})["Who holds what"]
+    [drawing] = sections({"": [Row("rscfed", (result,))]})["Who holds what"]
     axes = drawing.figure.axes[0]
     long = [0.0] * 5
     for bars in axes.containers:
@@ -296,8 +301,8 @@ def test_numbers_of_rounds_do_not_run_into_each_other(first: int, last: int) -> 
 def test_a_page_says_what_it_does_not_plot(real: dict[str, list[Result]]) -> None:
     rows = [Row(str(n), (Result(real["fedirm"][0].directory),)) for n in range(11)]
     assert left_out({"": rows[:10]}) == ""
-    assert "by class and client of the first 10 of 11 rows" in left_out({"": rows})
-    assert "of the first 6 of 7 settings" in left_out({str(n): rows[:1] for n in range(7)})
+    assert left_out({"": rows}) == "Plots show by class and client, the first 10 of 11 rows."
+    assert left_out({str(n): rows[:1] for n in range(7)}) == "Plots show the first 6 of 7 groups."
 
 
 def test_long_runs_keep_the_page_small(tmp_path: Path) -> None:
@@ -305,20 +310,15 @@ def test_long_runs_keep_the_page_small(tmp_path: Path) -> None:
     results = []
     for number in range(8):
         experiment = replace(Experiment(rounds=600, seed=number % 2), name=f"row {number // 2}")
-        directory = tmp_path / str(number)
-        directory.mkdir()
-        (directory / "experiment.toml").write_text(dumps(experiment))
         clients = [{"id": n, "labeled": [n], "unlabeled": [], "classes": [1] + [0] * 9} for n in range(100)]
         everyone = {"classes": list("abcdefghij"), "clients": clients, "server": {"labeled": [], "classes": []}}
-        (directory / "partition.json").write_text(json.dumps(everyone))
         each = {"recall_per_class": [0.5] * 10, "confusion": [[1] * 10] * 10}
         pseudo = {"coverage": 0.5, "precision": 0.5, "precision_per_class": [0.5] * 10, "used_per_class": [7] * 10}
-        with (directory / "rounds.jsonl").open("w") as file:
-            for at in range(1, 601):
-                test = dict.fromkeys(METRICS, (at * 7919 + number) % 1000 / 1000) | each
-                line = {"round": at, "seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "test": test}
-                file.write(json.dumps(line | {"pseudo_labels": pseudo, "weight_3": 0.5}) + "\n")
-        results.append(Result(directory))
+        more = {"seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "pseudo_labels": pseudo, "weight_3": 0.5}
+        lines = [
+            {"round": at, "test": metrics((at * 7919 + number) % 1000 / 1000, **each), **more} for at in range(1, 601)
+        ]
+        results.append(lay_out(tmp_path / str(number), experiment, lines, finished=False, partition=everyone))
     page = Comparison(results).report(tmp_path / "page.html")
     assert page.stat().st_size < 1e6
     curve = Comparison(results).plot().axes[0].lines[0].get_xdata()

@@ -15,10 +15,13 @@ from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.core.plots import ClassMatrix
 from fewlabel.engine.run import execute, prepare
 from fewlabel.experiment import Clients, Evaluate, Experiment, Labels, dumps
-from fewlabel.report.comparison import Comparison, found_in, labels
-from fewlabel.report.plots import class_matrix
-from fewlabel.report.results import METRICS, Result, Row
+from fewlabel.report.comparison import Comparison, open_results
+from fewlabel.report.groups import short_labels
+from fewlabel.report.matrices import class_matrix
+from fewlabel.report.results import Result
+from fewlabel.report.runs import METRICS, Row
 from fewlabel.report.tables import Spread, Table
+from tests.report.layout import lay_out, metrics
 
 EXPERIMENT = Experiment(method="fedprox", rounds=2, clients=Clients(count=8))
 
@@ -43,8 +46,7 @@ def line(number: int, test: float | None, validation: float | None = None, **mor
     found |= {"model_bytes": 3_000_000, "asked": 4, "replies": 3, "images_labeled": 0, "images_unlabeled": 0, **more}
     for split, value in {"test": test, "validation": validation}.items():
         if value is not None:
-            by_class = {"recall_per_class": [value / 2] * 2, "confusion": [[3, 1], [0, 4]]}
-            found[split] = dict.fromkeys(METRICS, value) | by_class
+            found[split] = metrics(value, recall_per_class=[value / 2] * 2, confusion=[[3, 1], [0, 4]])
     return found
 
 
@@ -59,13 +61,7 @@ def made(tmp_path: Path) -> Any:
         classes: tuple[str, ...] = ("a", "b"),
     ) -> Result:
         directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        directory.mkdir()
-        (directory / "experiment.toml").write_text(dumps(experiment))
-        (directory / "partition.json").write_text(json.dumps({"classes": classes}))
-        (directory / "rounds.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-        if finished:
-            (directory / "summary.json").write_text(json.dumps({"versions": {"fewlabel": "0.1.0"}}))
-        return Result(directory)
+        return lay_out(directory, experiment, lines, finished, {"classes": classes})
 
     return make
 
@@ -122,7 +118,7 @@ def test_metrics_are_of_the_last_and_of_the_chosen_round_and_costs_up_to_it(made
         ("pseudo-labels: precision", "100.0", "–"),
         ("sent by clients, MB", "3", "1"),
         ("sent to clients, MB", "1.5", "0.5"),
-        ("both, % of FedAvg in as many jobs", "50", "50"),
+        ("both, % of FedAvg", "50", "50"),
         ("replies", "9 of 12", "3 of 4"),
         ("images trained on, labeled", "0", "0"),
         ("images trained on, unlabeled", "0", "0"),
@@ -150,7 +146,7 @@ def test_a_run_without_a_shared_model_still_shows_its_costs(made: Any) -> None:
 def test_an_unfinished_run_shows_what_it_has(made: Any, done: int, tmp_path: Path) -> None:
     result = made(EXPERIMENT, [line(1, 0.5, 0.5)][:done], finished=False)
     assert not result.finished
-    assert result.standing == f"unfinished, round {done} of 2"
+    assert result.status == f"unfinished, round {done} of 2"
     assert f"Unfinished, round {done} of 2." in str(result)
     assert len(result.plot().axes[0].lines) == (5 if done else 0)
     assert "No run is finished yet" in result.report().read_text()
@@ -213,7 +209,7 @@ def test_a_row_of_the_comparison_by_hand(made: Any) -> None:
         "sent, MB (of FedAvg)": "3 (50%)",
         "sec.": "4.0",
     }
-    assert table.notes[0] == "2 rounds; seeds 0, 1, mean ± standard deviation. Last round; never the best on test."
+    assert table.notes[0].startswith("Mean ± standard deviation of seeds 0, 1; 2 rounds. Metrics are of the last round")
     assert table.title == "Test results on digits, in percent"
 
 
@@ -243,9 +239,9 @@ def test_labels_tell_rows_of_one_name_apart() -> None:
     b = replace(a, clients=Clients(alpha=0.1, dropout=0.5))
     c = replace(b, model=replace(a.model, dropout=0.2))
     other = Experiment(method="fedavg", clients=Clients(alpha=3.0))
-    assert labels([a, b, other]) == ["fedprox alpha=0.8 dropout=0.0", "fedprox alpha=0.1 dropout=0.5", "fedavg"]
-    assert labels([a, b, c])[2] == "fedprox alpha=0.1 clients.dropout=0.5 model.dropout=0.2"
-    assert labels([a, b, c])[0] == "fedprox alpha=0.8 clients.dropout=0.0 model.dropout=none"
+    assert short_labels([a, b, other]) == ["fedprox alpha=0.8 dropout=0.0", "fedprox alpha=0.1 dropout=0.5", "fedavg"]
+    assert short_labels([a, b, c])[2] == "fedprox alpha=0.1 clients.dropout=0.5 model.dropout=0.2"
+    assert short_labels([a, b, c])[0] == "fedprox alpha=0.8 clients.dropout=0.0 model.dropout=none"
 
 
 def test_a_comparison_of_unlike_with_unlike_says_so(made: Any) -> None:
@@ -253,10 +249,10 @@ def test_a_comparison_of_unlike_with_unlike_says_so(made: Any) -> None:
     like = made(Experiment(method="fedavg", rounds=1), [line(1, 0.5)])
     unlike = made(Experiment(method="fedavg", rounds=1, clients=Clients(alpha=0.1)), [line(1, 0.5)])
     ceiling = made(Experiment(method="all-labels", rounds=1), [line(1, 0.5)])
-    assert "Not like" not in str(Comparison([one, like, ceiling]))
+    assert "more than their method" not in str(Comparison([one, like, ceiling]))
     often = made(Experiment(method="fedavg", rounds=1, evaluate=Evaluate(every=2)), [line(1, 0.5)])
-    assert "Not like with like: the rows also differ in evaluate.every." in Comparison([one, often]).table().notes
-    assert "Not like" not in str(Comparison([like, unlike]))  # two settings, each under its heading
+    assert "Rows differ in more than their method: evaluate.every." in Comparison([one, often]).table().notes
+    assert "more than their method" not in str(Comparison([like, unlike]))  # two groups
 
 
 # how it looks
@@ -388,8 +384,8 @@ def test_drawing_leaves_pyplot_and_importing_leaves_torch_alone() -> None:
 
 
 def test_a_directory_of_runs_is_shown_side_by_side_and_that_of_one_run_alone(real: list[Result]) -> None:
-    assert isinstance(found_in(real[0].directory), Result)
-    together = found_in(real[0].directory.parent)
+    assert isinstance(open_results(real[0].directory), Result)
+    together = open_results(real[0].directory.parent)
     assert isinstance(together, Comparison)
     assert {result.directory for row in together.rows for result in row.results} <= set(
         real[0].directory.parent.iterdir()

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from fewlabel.cli.main import main
-from fewlabel.experiment import Clients, Experiment, Labels, dumps
-from fewlabel.report.comparison import Comparison, holm, paired
-from fewlabel.report.results import METRICS, Result
+from fewlabel.experiment import Clients, Experiment, Labels
+from fewlabel.report.comparison import Comparison
+from fewlabel.report.groups import holm, paired
+from fewlabel.report.results import Result
 from fewlabel.report.tables import Table, megabytes, seconds
+from tests.report.layout import lay_out, metrics
 
 Made = Callable[..., Result]
 
@@ -27,16 +29,11 @@ def made(tmp_path: Path) -> Made:
 
     def make(experiment: Experiment, value: float | None, **more: Any) -> Result:
         directory = tmp_path / "runs" / f"{len(list((tmp_path / 'runs').glob('*'))):03d}"
-        directory.mkdir(parents=True)
         line: dict[str, Any] = {"round": 1, "seconds": 2.0, "bytes_up": 10**6, "bytes_down": 10**6, **more}
         line |= {"model_bytes": 2 * 10**6, "asked": 1, "replies": 1}
         if value is not None:
-            line["test"] = dict.fromkeys(METRICS, value) | {"recall_per_class": [value] * 2}
-        (directory / "experiment.toml").write_text(dumps(experiment))
-        (directory / "partition.json").write_text(json.dumps({"classes": ["a", "b"]}))
-        (directory / "rounds.jsonl").write_text(json.dumps(line) + "\n")
-        (directory / "summary.json").write_text(json.dumps({"versions": {"fewlabel": "0.1.0"}}))
-        return Result(directory)
+            line["test"] = metrics(value, recall_per_class=[value] * 2)
+        return lay_out(directory, experiment, [line])
 
     return make
 
@@ -69,7 +66,7 @@ def test_the_best_and_the_second_between_floor_and_ceiling_are_marked_where_ther
     assert ("**60.0**" in table.markdown(), "<u>50.0</u>" in table.markdown()) == (True, True)
     assert (r"\textbf{60.0}" in table.latex(), r"\underline{50.0}" in table.latex()) == (True, True)
     assert ("60.0¹" in str(table), "50.0²" in str(table)) == (True, True)
-    assert "¹ is the best of a setting, ² the second" in str(table)
+    assert "¹: best method; ²: second best." in str(table)
     rows = [line for line in str(table).splitlines() if line.startswith(tuple(values)) and ".0" in line]
     assert len({line.index(".") for line in rows[: len(values)]}) == 1  # marked or not, they stand below each other
     assert not Comparison([results[0], results[1], results[4]]).table().best
@@ -83,7 +80,7 @@ def test_two_that_are_best_leave_no_second(made: Made) -> None:
     assert not table.second
 
 
-def test_bold_is_compared_within_a_setting_and_methods_by_settings_come_first(made: Made) -> None:
+def test_bold_is_compared_within_a_group_and_the_overview_comes_first(made: Made) -> None:
     shares = {0.1: {"labels-only": 0.2, "fedavg": 0.5, "fedprox": 0.3}, 0.8: {"fedavg": 0.6, "fedprox": 0.9}}
     results = [
         made(of(name, clients=Clients(alpha=alpha)), value)
@@ -103,12 +100,12 @@ def test_bold_is_compared_within_a_setting_and_methods_by_settings_come_first(ma
         assert text.count("alpha=0.1") == text.count("alpha=0.8") >= 1
 
 
-def test_a_ceiling_is_that_of_all_settings_that_differ_in_their_labels_alone(made: Made) -> None:
+def test_a_ceiling_joins_all_groups_that_differ_only_in_their_labels(made: Made) -> None:
     few, many = Labels(at="every-client", fraction=0.1), Labels(at="every-client", fraction=0.5)
     ceiling = made(of("all-labels", labels=few), 0.9)
     assert of("all-labels", labels=few) == of("all-labels", labels=many)
     comparison = Comparison([made(of("fedavg", labels=few), 0.5), made(of("fedavg", labels=many), 0.6), ceiling])
-    assert [[row.name for row in setting.rows] for setting in comparison.settings] == [["fedavg", "all-labels"]] * 2
+    assert [[row.name for row in group.rows] for group in comparison.groups] == [["fedavg", "all-labels"]] * 2
     assert len(comparison.rows) == 3
 
 
@@ -189,7 +186,7 @@ def test_a_ceiling_with_the_labels_of_the_floor_leaves_no_gap_and_that_is_told(m
         ]
         return [note for note in Comparison(found).table().notes if "No gap" in note]
 
-    assert told(0.5, 1000) == ["No gap to close: all-labels has no label that labels-only lacks."]
+    assert told(0.5, 1000) == ["No gap to close: all-labels has no more labels than labels-only."]
     assert told(0.5, 9000) == told(0.7, 1000) == told(0.5, None) == []  # that of sites elsewhere nobody knows
 
 
@@ -201,36 +198,36 @@ def test_runs_of_equal_work_are_compared_whatever_their_rounds_are(made: Made) -
     own = [run("rscfed", 10, 0, 0.5), run("rscfed", 12, 1, 0.9)]
     ceiling = [run("all-labels", 9, seed, 0.9) for seed in (0, 1)]
     comparison = Comparison([*floor, *own, *ceiling])
-    assert len(comparison.settings) == 1
+    assert len(comparison.groups) == 1
     assert {name: text[:4] for name, text in column(comparison, "accuracy").items()} == {
         "labels-only": "50.0", "rscfed": "70.0", "all-labels": "90.0",
     }  # fmt: skip
     assert column(comparison, "gap closed, %")["rscfed"] == "50"
-    assert not [note for note in comparison.table().notes if "like with like" in note]
+    assert not [note for note in comparison.table().notes if "more than their method" in note]
     both = Comparison([*own, run("rscfed", 20, 0, 0.8)])  # one seed with two numbers of rounds is two rows
     assert [row[0] for row in both.table().rows] == ["rscfed rounds=10", "rscfed rounds=20"]
 
 
-def test_who_says_one_class_of_everything_is_told(made: Made) -> None:
+def test_a_model_that_predicts_one_class_for_every_image_is_noted(made: Made) -> None:
     def told(*recalls: float) -> list[str]:
         results = [made(of("fedavg"), 0.5), made(of("rscfed"), 0.5)]
         results[1].rounds[-1]["test"]["recall_per_class"] = list(recalls)
-        return [note for note in Comparison(results).table().notes if "One class" in note]
+        return [note for note in Comparison(results).table().notes if "same class" in note]
 
-    assert told(0.0, 1.0, 0.0) == ["One class is said of everything, in the last round of some seed: rscfed."]
+    assert told(0.0, 1.0, 0.0) == ["These models predict the same class for every image: rscfed (seed 0)."]
     assert told(0.1, 1.0, 0.0) == []
     assert told(0.0, 0.9, 0.0) == []
 
 
-def test_who_trains_on_far_more_images_than_the_floor_is_told(made: Made) -> None:
+def test_a_method_that_trains_on_far_more_images_than_the_floor_is_noted(made: Made) -> None:
     def told(unlabeled: int) -> list[str]:
         rows = {"labels-only": (1000, 0), "rscfed": (800, unlabeled), "all-labels": (9000, 0)}
         found = [made(of(name), 0.5, images_labeled=a, images_unlabeled=b) for name, (a, b) in rows.items()]
-        return [note for note in Comparison(found).table().notes if "equal work" in note]
+        return [note for note in Comparison(found).table().notes if "Unequal work" in note]
 
-    assert told(1500) == ["Not equal work. Images trained on, in those of labels-only: rscfed 2.3."]
+    assert told(1500) == ["Unequal work: rscfed trained on 2.3 times as many images as labels-only."]
     assert told(600) == []
-    assert not [note for note in Comparison([made(of("rscfed"), 0.5)]).table().notes if "equal work" in note]
+    assert not [note for note in Comparison([made(of("rscfed"), 0.5)]).table().notes if "Unequal work" in note]
 
 
 # how it is written

@@ -11,7 +11,7 @@ import pytest
 from fewlabel.cli.main import main
 from fewlabel.engine.record import read_rounds
 from fewlabel.engine.run import Interrupted, execute
-from fewlabel.report.trackers import Tracks, numbers
+from fewlabel.report.trackers import Trackers, numbers
 from tests.conftest import SMALL
 
 RunDir = Callable[..., Path]
@@ -95,7 +95,7 @@ def test_a_tracked_run_has_the_bits_of_one_that_is_not_and_its_trackers_every_ro
     # Another run in the same store, as below one directory: one that is there stays as it is, and one that is
     # resumed, and ahead of what is told of it as in a process of its own, is not told twice.
     root = tracked
-    tracks = Tracks("tensorboard,mlflow", root)
+    tracks = Trackers(["tensorboard", "mlflow"], root)
     tracks.complete(tracked)
     lines = read_rounds(plain)
     (plain / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
@@ -105,7 +105,7 @@ def test_a_tracked_run_has_the_bits_of_one_that_is_not_and_its_trackers_every_ro
     found = stored(root)
     assert found[plain.name][0] == "KILLED"
     assert [step for step, _ in found[plain.name][2]["seconds"]] == [1, 2]
-    again = Tracks("tensorboard,mlflow", root)
+    again = Trackers(["tensorboard", "mlflow"], root)
     (plain / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     again.watch(plain, lines[1])
     again.watch(plain, lines[2])
@@ -159,7 +159,7 @@ def test_what_is_missing_or_unknown_is_said_before_anything_is_written(
 
 
 def test_how_a_run_ended_is_seen_from_how_its_block_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracks, ends = Tracks(None, tmp_path), list[Any]()
+    tracks, ends = Trackers([], tmp_path), list[Any]()
     monkeypatch.setattr(tracks, "watch", lambda directory, line: ends.append(line))
     with tracks.following(tmp_path):
         pass

@@ -1,4 +1,4 @@
-"""Runs watched from outside: what is shown of them while they run, and what is said once nobody works on them."""
+"""Runs watched from outside: what is shown of them while they run, and what is said once no process works on them."""
 
 import json
 import os
@@ -16,7 +16,7 @@ import pytest
 
 from fewlabel.cli.main import main
 from fewlabel.engine import record
-from fewlabel.report.watch import LOOKS, Watcher, spark
+from fewlabel.report.watch import PATIENCE, Watcher, spark
 
 RunDir = Callable[..., Path]
 
@@ -65,7 +65,7 @@ def test_a_run_that_nobody_works_on_is_told_in_a_sentence(run_dir: RunDir, capsy
     directory = run_dir("method=fedprox")
     code, _, err = told(capsys, str(directory), "--once")
     assert code == 3
-    assert err.endswith(f"was not started, and nobody works on it; to go on: fewlabel run --resume {directory}\n")
+    assert err.endswith(f"was not started, and no process works on it; to go on: fewlabel run --resume {directory}\n")
     reach(directory, 1, 2)
     assert "stopped after round 2 of 6" in told(capsys, str(directory))[2]
     (directory / "error.txt").write_text("Traceback")
@@ -101,7 +101,7 @@ def test_many_runs_are_lines_that_fit_those_at_work_first(
     assert "…" not in out
     code, _, err = told(capsys, str(waiting.parent))
     assert code == 3
-    assert "1 of 3 runs are finished, and nobody works on the others; to go on: do the same again" in err
+    assert "1 of 3 runs are finished, and no process works on the others; to go on: do the same again" in err
 
 
 def test_runs_alike_in_name_and_seed_are_told_apart_by_their_directories(
@@ -118,20 +118,20 @@ def test_runs_alike_in_name_and_seed_are_told_apart_by_their_directories(
 def test_it_reads_what_changed_and_ends_with_the_run(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fewlabel.report.watch.PAUSE", 0.0)
     directory = run_dir("method=fedprox")
-    views = Watcher(directory).views()
+    readings = Watcher(directory).readings()
     with record.in_use(directory):
-        first, again = next(views), next(views)
-        assert first.runs[0].result is again.runs[0].result
+        first, again = next(readings), next(readings)
+        assert first.runs[0].run is again.runs[0].run
         reach(directory, 1)
-        assert next(views).runs[0].reached == 1
+        assert next(readings).runs[0].reached == 1
         (directory / "rounds.jsonl").unlink()  # as by a resume from a checkpoint before
-        assert next(views).runs[0].reached == 0
-    assert len(list(views)) == LOOKS
+        assert next(readings).runs[0].reached == 0
+    assert len(list(readings)) == PATIENCE
     with record.in_use(directory):
-        views = Watcher(directory).views()
-        next(views)
+        readings = Watcher(directory).readings()
+        next(readings)
         (directory / "summary.json").write_text("{}")
-        assert [view.finished for view in views] == [True]
+        assert [progress.finished for progress in readings] == [True]
 
 
 def test_a_line_of_blocks_goes_from_the_lowest_to_the_highest_and_keeps_the_last() -> None:

@@ -1,1 +1,1 @@
-"""Images of your own: folders, tables, npz files and DICOM."""
+"""Your own images: list, check and read folders, tables, npz files and DICOM."""

@@ -1,6 +1,6 @@
-"""How images of one's own may lie: in a folder for each class, in the rows of a table, in an npz.
+"""The layouts that your own images may have: a folder for each class, the rows of a table, or an npz.
 
-`folder`, `table` and `npz` list what is there and open no image.
+All functions here list what is there and open no image.
 """
 
 import csv
@@ -14,21 +14,23 @@ import numpy as np
 
 from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.data import pictures
+from fewlabel.data.npz import npz_shape
 from fewlabel.data.own.listing import (
     CLASSES,
     PATIENTS,
     SPLITS,
     UNLABELED,
-    Found,
     Item,
+    Listing,
     classes_of,
-    folders,
-    named_classes,
-    refuse_twice,
+    folder_names,
+    read_classes,
+    refuse_loose,
+    refuse_repeated,
 )
-from fewlabel.data.published.readers import npz_shape, reading
+from fewlabel.data.reading import reading
 
-ALIEN = (".heic", ".heif", ".avif", ".jp2", ".j2k", ".jpf", ".jpx")  # images, whether or not Pillow here reads them
+ALIEN = (".heic", ".heif", ".avif", ".jp2", ".j2k", ".jpf", ".jpx")  # images that Pillow may or may not read
 COLUMNS = {
     "image": ("image", "path", "file", "filename", "image_id"),
     "label": ("label", "class", "dx"),
@@ -36,18 +38,41 @@ COLUMNS = {
     "patient": ("patient", "patient_id", "lesion_id"),
     "split": ("split",),
 }
-MADE_UP = 1000  # classes that an npz may have without naming them, however few its images are
+MOST_UNNAMED = 1000  # classes that an npz may have without naming them, however few its images are
+
+
+def list_images(
+    kind: str, path: Path | str | None, columns: Mapping[str, str] | None = None, by: str = "data.columns."
+) -> Listing:
+    """List the images at a path. Messages name a table's column by the setting or option `by`."""
+    if path is None:
+        raise BadInput(f"data.name = '{kind}' needs data.path, where the images are")
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise BadInput(f"there is nothing at {path}, where data.path says that the images are")
+    if kind == "folder" or (kind == "dicom" and path.is_dir()):
+        listing = list_folder(path, kind)
+    elif path.is_dir():
+        raise BadInput(f"{path} is a folder, and data.name = '{kind}' needs a file; did you mean 'folder'?")
+    elif kind == "npz":
+        listing = list_npz(path)
+    else:
+        listing = list_table(path, kind, columns or {}, by)
+    if not listing.items:
+        refuse_loose(listing)
+        raise BadInput(f"there are no images in {path}")
+    return listing
 
 
 # A folder
 
 
-def folder(path: Path, kind: str) -> Found:
-    """Below an optional level of splits a folder for each class, in which images lie at any depth."""
+def list_folder(path: Path, kind: str) -> Listing:
+    """List a folder for each class, in which images lie at any depth. Above them may be a folder for each split."""
     if not path.is_dir():
         raise BadInput(f"{path} is a file, and data.name = '{kind}' needs a folder")
-    named, patients = named_classes(path), named_patients(path)
-    known = {name: label for label, name in folders(named).items()}
+    named, patients = read_classes(path), read_patients(path)
+    known = {name: label for label, name in folder_names(named).items()}
     files = [file.relative_to(path) for file in files_below(path)]
     images = [file for file in files if is_image(path / file, kind)]
     no_images = set(files) - {*images, Path(CLASSES), Path(PATIENTS)}
@@ -62,43 +87,43 @@ def folder(path: Path, kind: str) -> Found:
             items.append(Item(path / file, str(file), label, split, patient=patients.get(file.as_posix(), "")))
         else:
             loose.append(str(file))
-    return Found(
+    return Listing(
         kind,
         path,
         tuple(items),
         classes_of(items, named, path / CLASSES),
         tuple(sorted(map(str, no_images))),
         tuple(loose),
-        tuple(layout(path, images, splits)),
+        tuple(odd_folders(path, images, splits)),
     )
 
 
 def has_splits(path: Path, images: Sequence[Path]) -> bool:
-    """Whether the folders that hold images are those of splits, not of classes."""
+    """Return True if the folders that hold images are splits, not classes."""
     tops = {file.parts[0] for file in images if len(file.parts) > 1}
     splits = sorted(top for top in tops if top.lower() in SPLITS)
     others = sorted(top for top in tops if top.lower() not in {*SPLITS, *UNLABELED})
     if sites := [top for top in others if (path / top / CLASSES).exists()]:
         raise BadInput(
-            f"{path} holds sites, not classes, for {sites[0]} has a {CLASSES} of its own; "
+            f"{path} holds sites, not classes, because {sites[0]} has its own {CLASSES}; "
             f"give one site's folder, such as {path / sites[0]}"
         )
     if splits and others:
         raise BadInput(
-            f"in {path} there is {others[0]} beside {splits[0]}, which is the name of a split; "
-            "let all folders there be of splits (train, validation, test), or all of classes"
+            f"{path} has a folder {others[0]} beside {splits[0]}, which is the name of a split; "
+            "make all folders there splits (train, validation, test), or all of them classes"
         )
     deep = {file.parts[:2] for file in images if len(file.parts) > 2 and file.parts[1].lower() in {*SPLITS, *UNLABELED}}
     if wrong := sorted(where for where in deep if where[0] in others):
         raise BadInput(
             f"{path.joinpath(*wrong[0])} lies below {wrong[0][0]}, which would be a class; "
-            f"put it above the classes, or if {wrong[0][0]} is a site, give that one's folder"
+            f"put it above the classes, or if {wrong[0][0]} is a site, give the folder of that site"
         )
     return bool(splits)
 
 
-def layout(path: Path, images: Sequence[Path], splits: bool) -> Iterator[str]:
-    """What is odd about folders, though a run can use them."""
+def odd_folders(path: Path, images: Sequence[Path], splits: bool) -> Iterator[str]:
+    """Describe folders that a run can use, but that may be a mistake."""
     held = {path / above for file in images for above in file.parents}
     for parent in [path, *(top for top in below(path) if splits and top in held and top.name.lower() in SPLITS)]:
         for entry in below(parent):
@@ -112,7 +137,7 @@ def layout(path: Path, images: Sequence[Path], splits: bool) -> Iterator[str]:
     if len(first) > 1 and others and all(some == first for some in others):
         yield (
             f"all classes have the same folders, such as {min(first)}: if these are the classes, "
-            f"give a folder in which they lie, such as {path / min(inside)}"
+            f"give the folder that holds them, such as {path / min(inside)}"
         )
 
 
@@ -124,7 +149,7 @@ def below(path: Path) -> list[Path]:
 
 
 def files_below(path: Path, above: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """All files at any depth, links followed, but never in a circle."""
+    """Find all files at any depth. Links are followed, but never in a circle."""
     if not path.is_dir():
         yield path
     elif (real := os.path.realpath(path)) not in above:
@@ -138,21 +163,21 @@ def is_image(file: Path, kind: str) -> bool:
     return (kind != "dicom" and file.suffix.lower() in (*pictures.SUFFIXES, *ALIEN)) or pictures.is_dicom(file)
 
 
-def named_patients(path: Path) -> dict[str, str]:
-    """The patient of each image by its path below a folder, where there is a table of them."""
+def read_patients(path: Path) -> dict[str, str]:
+    """Read patients.csv in a folder: the patient of each image by its path. Without that file there are none."""
     if not (path / PATIENTS).exists():
         return {}
     (_, names), *rows = rows_of(path / PATIENTS) or [(1, [])]
     if names[:2] != ["image", "patient"] or any(len(row) < 2 for _, row in rows):
-        raise BadInput(f"{path / PATIENTS} must have the columns image and patient; mend it, or delete it")
+        raise BadInput(f"{path / PATIENTS} must have the columns image and patient; correct it, or delete it")
     return {row[0]: row[1] for _, row in rows}
 
 
 # A table
 
 
-def table(path: Path, kind: str, columns: Mapping[str, str], by: str) -> Found:
-    """A row for each image, whose path is relative to the table's own folder."""
+def list_table(path: Path, kind: str, columns: Mapping[str, str], by: str) -> Listing:
+    """List the rows of a table. The path of each image is relative to the table's folder."""
     (_, head), *rows = rows_of(path) or [(1, [])]
     names = [name.strip() for name in head]
     lower = [name.lower() for name in names]
@@ -166,7 +191,7 @@ def table(path: Path, kind: str, columns: Mapping[str, str], by: str) -> Found:
         if len(row) < len(names) or any(map(str.strip, row[len(names) :])):
             raise BadInput(
                 f"line {line} of {path} has {len(row)} fields for {len(names)} columns; "
-                "a field in which there is a separator needs quotes"
+                "a field that contains a separator needs quotes"
             )
         found = {role: row[at].strip() for role, at in place.items() if at is not None}
         name = found.pop("image")
@@ -176,7 +201,7 @@ def table(path: Path, kind: str, columns: Mapping[str, str], by: str) -> Found:
             raise BadInput(f"line {line} of {path} has the split '{split}'; it may be train, validation or test")
         if found["label"].lower() in UNLABELED:
             found["label"] = ""
-        items.append(Item(ending(path.parent, name, kind), name, split=SPLITS.get(split, ""), **found))
+        items.append(Item(file_of(path.parent, name, kind), name, split=SPLITS.get(split, ""), **found))
     unsplit = [item.name for item in items if not item.split]
     if unsplit and len(unsplit) < len(items):
         raise BadInput(
@@ -187,17 +212,17 @@ def table(path: Path, kind: str, columns: Mapping[str, str], by: str) -> Found:
             f"none of the {len(items)} files exist below {path.parent}, such as {items[0].name}; "
             "paths are relative to the table"
         )
-    classes = classes_of(items, named_classes(path.parent), path.parent / CLASSES)
-    return Found(kind, path, tuple(items), classes, columns=columns)
+    classes = classes_of(items, read_classes(path.parent), path.parent / CLASSES)
+    return Listing(kind, path, tuple(items), classes, columns=columns)
 
 
 def rows_of(path: Path) -> list[tuple[int, list[str]]]:
-    """The rows in which there is something, with their lines; fields are parted by what the first line tells."""
+    """Read the rows that are not blank, with their line numbers. The first line tells what separates fields."""
     try:
         text = path.read_text("utf-8-sig")
         head = text.partition("\n")[0]
-        told = re.fullmatch(r'"?sep=(.)"?\s*', head, re.IGNORECASE)  # how Excel says it
-        delimiter = told[1] if told else max(",;\t", key=head.count)
+        separator = re.fullmatch(r'"?sep=(.)"?\s*', head, re.IGNORECASE)  # as Excel writes it
+        delimiter = separator[1] if separator else max(",;\t", key=head.count)
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
     except OSError as error:
@@ -208,11 +233,11 @@ def rows_of(path: Path) -> list[tuple[int, list[str]]]:
         raise BadInput(f"{path} is not a table of text: {error}") from None
     if "\0" in text:
         raise BadInput(f"{path} is not a table in UTF-8, but perhaps in Latin-1, UTF-16 or Excel's; save it as UTF-8")
-    return rows[1:] if told else rows
+    return rows[1:] if separator else rows
 
 
 def column(path: Path, role: str, names: Sequence[str], wanted: str | None, by: str) -> int | None:
-    """Where a table has what it says of an image: in the column that was named, or in one of the usual names."""
+    """Find a column: the one that is `wanted`, or else one of the usual names."""
     lower = [name.lower() for name in names]
     for name in [wanted.strip().lower()] if wanted is not None else COLUMNS[role]:
         if name in lower:
@@ -226,8 +251,8 @@ def column(path: Path, role: str, names: Sequence[str], wanted: str | None, by: 
     )
 
 
-def ending(folder: Path, name: str, kind: str) -> Path:
-    """A file; tables often leave out how its name ends, and those of Windows write backslashes."""
+def file_of(folder: Path, name: str, kind: str) -> Path:
+    """Find the file that a table names. Tables often leave out its suffix, and those of Windows write backslashes."""
     endings = pictures.DICOM if kind == "dicom" else (*pictures.SUFFIXES, *pictures.DICOM)
     names = dict.fromkeys([name, name.replace("\\", "/")])
     files = (folder / f"{written}{end}" for written in names for end in ("", *endings))
@@ -237,10 +262,11 @@ def ending(folder: Path, name: str, kind: str) -> Path:
 # An npz
 
 
-def npz(path: Path) -> Found:
-    """MedMNIST's keys; a label below 0 is unknown. There may be `classes`, the names of the others, and patients.
+def list_npz(path: Path) -> Listing:
+    """List the images of an npz with MedMNIST's keys. A label below 0 is unknown.
 
-    Where one split is all there is, as at a site, it is taken as images that are not split.
+    It may also hold `classes`, their names, and the patients. If it has only one split, as at a site, its images count
+    as not split.
     """
     with reading(path), np.load(path, allow_pickle=False) as arrays:
         keys = getattr(arrays, "files", [])
@@ -251,7 +277,7 @@ def npz(path: Path) -> Found:
     if len(labels) < max(1, len(there)):
         lacks = next((name for name in there if name not in labels), "train")
         raise BadInput(f"{path} has no {lacks}_images and {lacks}_labels; it has {', '.join(keys) or 'a single array'}")
-    refuse_twice(named, f"'classes' in {path}")
+    refuse_repeated(named, f"'classes' in {path}")
     shapes = {name: npz_shape(path, f"{name}_images") for name in labels}
     for name, label in labels.items():
         if not label.ndim or label.size != len(label) or label.dtype.kind not in "iub":
@@ -260,12 +286,12 @@ def npz(path: Path) -> Found:
             if len(given) != shapes[name][0]:
                 raise BadInput(f"{path} has {shapes[name][0]} {name} images, but {len(given)} {what} for them")
     if len({shape[3] for shape in shapes.values()}) > 1:
-        told = ", ".join(f"{shape[3]} in {name}_images" for name, shape in shapes.items())
-        raise BadInput(f"the images in {path} differ in their channels: {told}; make all of them 1 or 3")
+        channels = ", ".join(f"{shape[3]} in {name}_images" for name, shape in shapes.items())
+        raise BadInput(f"the images in {path} differ in their channels: {channels}; make all of them 1 or 3")
     count, total = max(int(label.max(initial=0)) for label in labels.values()) + 1, sum(map(len, labels.values()))
     if named and count > len(named):
         raise BadInput(f"{path} has the label {count - 1}, but names only {len(named)} classes")
-    if not named and count > max(total, MADE_UP):
+    if not named and count > max(total, MOST_UNNAMED):
         raise BadInput(
             f"{path} has the label {count - 1}, but only {total} images; labels count classes from 0, "
             "and one below 0 is unknown"
@@ -282,4 +308,4 @@ def npz(path: Path) -> Found:
         for name, label in labels.items()
         for row, number in enumerate(label.ravel().tolist())
     )
-    return Found("npz", path, tuple(items), named)
+    return Listing("npz", path, tuple(items), named)

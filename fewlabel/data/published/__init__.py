@@ -1,1 +1,1 @@
-"""Data sets of the papers: downloads, checksums and readers of the files as published."""
+"""The data sets of the papers: download, verify and read the files as they are published."""

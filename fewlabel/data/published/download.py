@@ -1,10 +1,8 @@
-"""Files from their publishers, on request alone: what has arrived is kept, continued, and checked before it counts.
+"""Download published files: continue what was interrupted, and check a file before it counts.
 
-By urllib, because pooch and torchvision begin a broken download of gigabytes from its first byte again, and the rest of
-what they do is these few lines.
+This uses urllib, because pooch and torchvision start a broken download of gigabytes again from its first byte.
 """
 
-import fcntl
 import http.client
 import os
 import time
@@ -14,18 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fewlabel.core import storage
 from fewlabel.core.errors import BadInput, FewLabelError, StorageError
-from fewlabel.data.published.files import File, md5_of
+from fewlabel.data.published.files import PublishedFile, md5_of
 
-Progress = Callable[[str, int, int | None], None]  # a file's name, its bytes so far, and of how many if that is known
+Progress = Callable[[str, int, int | None], None]  # a file's name, its bytes so far, and its size if known
 
 BLOCK = 1 << 16
 TRIES = 5  # without a byte of progress
 TIMEOUT = 30.0  # seconds of silence
 
 
-class Lost(Exception):
-    """The network's fault, not the disk's: another try may mend it."""
+class NetworkFailed(Exception):
+    """A fault of the network, not of the disk: another try may succeed."""
 
 
 @contextmanager
@@ -35,16 +34,18 @@ def network() -> Iterator[None]:
     except urllib.error.HTTPError:  # an answer
         raise
     except (OSError, http.client.HTTPException) as error:
-        raise Lost(str(getattr(error, "reason", "") or error or type(error).__name__)) from None
+        raise NetworkFailed(str(getattr(error, "reason", "") or error or type(error).__name__)) from None
 
 
-def fetch(files: Sequence[File], to: Path, progress: Progress = lambda *_: None, wait: float = 1.0) -> list[Path]:
-    """Each file's path below `to`; what lies there already is not downloaded, but must have its checksum."""
+def fetch(
+    files: Sequence[PublishedFile], to: Path, progress: Progress = lambda *_: None, wait: float = 1.0
+) -> list[Path]:
+    """Download files into a folder and return their paths. A file that is there already must have its checksum."""
     made = [folder for folder in (to, *to.parents) if not folder.exists()]
     try:
         to.mkdir(parents=True, exist_ok=True)
-        with alone(to):
-            return [one(file, to, progress, wait) for file in files]
+        with locked(to):
+            return [fetch_one(file, to, progress, wait) for file in files]
     except (OSError, FewLabelError) as error:
         for folder in made:
             with suppress(OSError):  # where something has arrived
@@ -55,28 +56,28 @@ def fetch(files: Sequence[File], to: Path, progress: Progress = lambda *_: None,
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Waits for whoever else downloads into a folder; the second then finds what the first has got."""
+def locked(folder: Path) -> Iterator[None]:
+    """Wait for other downloads into a folder. The second then finds what the first has downloaded."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # some network disks cannot
-            fcntl.flock(opened, fcntl.LOCK_EX)
+            storage.lock(opened)
         yield
     finally:
         os.close(opened)
 
 
-def one(file: File, to: Path, progress: Progress, wait: float) -> Path:
+def fetch_one(file: PublishedFile, to: Path, progress: Progress, wait: float) -> Path:
     path, part = to / file.name, to / f".{file.name}.part"
     if path.exists():
         if file.md5 and (found := md5_of(path)) not in file.md5:
-            raise BadInput(f"{path} is damaged or another file: its md5 is {found}; delete it and get it anew")
+            raise BadInput(f"{path} is damaged or another file: its md5 is {found}; delete it and download it again")
         return path
     if not file.url:
         raise BadInput(f"{file.name} cannot be downloaded by a command; get it from its publisher and put it into {to}")
     continued = part.exists()
     transfer(file, part, progress, wait)
-    if file.md5 and md5_of(part) not in file.md5 and continued:  # the beginning may have been of something else
+    if file.md5 and md5_of(part) not in file.md5 and continued:  # the beginning may belong to something else
         discard(part)
         transfer(file, part, progress, wait)
     if file.md5 and (found := md5_of(part)) not in file.md5:
@@ -88,7 +89,7 @@ def one(file: File, to: Path, progress: Progress, wait: float) -> Path:
 
 
 def version(part: Path) -> Path:
-    """Where it stands which version of a file on the server a part is of."""
+    """Return the file that records which version on the server a part belongs to."""
     return part.with_suffix(".version")
 
 
@@ -97,15 +98,15 @@ def discard(part: Path) -> None:
     version(part).unlink(missing_ok=True)
 
 
-def transfer(file: File, part: Path, progress: Progress, wait: float) -> None:
-    """Asks for what is still missing until all is there; gives up after several tries that brought nothing new."""
+def transfer(file: PublishedFile, part: Path, progress: Progress, wait: float) -> None:
+    """Ask for what is missing until all is there. Give up after several tries that brought nothing new."""
     tries, furthest = 0, part.stat().st_size if part.exists() else 0
     while True:
         try:
-            if more(file, part, progress):
+            if request(file, part, progress):
                 return
-            reason = "the connection ended early, or it was not said how much there is"
-        except Lost as error:
+            reason = "the connection ended early, or the server did not say how much there is"
+        except NetworkFailed as error:
             reason = str(error)
         except urllib.error.HTTPError as error:
             reason = f"{error.code} {error.reason}"
@@ -122,10 +123,10 @@ def transfer(file: File, part: Path, progress: Progress, wait: float) -> None:
         time.sleep(wait * 2**tries)
 
 
-def more(file: File, part: Path, progress: Progress) -> bool:
-    """One request; whether the file is complete after it.
+def request(file: PublishedFile, part: Path, progress: Progress) -> bool:
+    """Make one request. Return True if the file is complete after it.
 
-    Without a checksum that would tell, what is there is continued only if it is of the version that the server has.
+    Without a checksum, a part is continued only if it belongs to the version that the server has now.
     """
     have = part.stat().st_size if part.exists() else 0
     of = version(part).read_text() if version(part).exists() else ""
@@ -150,8 +151,8 @@ def more(file: File, part: Path, progress: Progress) -> bool:
         elif not (span := response.headers.get("Content-Range") or "").startswith(f"bytes {have}-"):
             discard(part)
             return False
-        tag, told = response.headers.get("ETag") or "", response.headers.get("Content-Length") or ""
-        total_bytes = have + int(told) if told.isdigit() else None
+        tag, length = response.headers.get("ETag") or "", response.headers.get("Content-Length") or ""
+        total_bytes = have + int(length) if length.isdigit() else None
         if have and (whole := span.rpartition("/")[2]).isdigit():  # an answer may be less than all that was asked for
             total_bytes = int(whole)
         if not have:
@@ -159,14 +160,14 @@ def more(file: File, part: Path, progress: Progress) -> bool:
             version(part).write_text(of)
         with part.open("ab" if have else "wb") as out:
             progress(file.name, have, total_bytes)
-            while block := received(response):
+            while block := read_block(response):
                 out.write(block)
                 have += len(block)
                 progress(file.name, have, total_bytes)
-    # An answer in chunks tells its end; of one that just ends, the checksum must tell.
+    # An answer in chunks marks its end. For one that just ends, the checksum must tell.
     return have == total_bytes if total_bytes is not None else bool(file.md5 or getattr(response, "chunked", False))
 
 
-def received(response: http.client.HTTPResponse) -> bytes:
+def read_block(response: http.client.HTTPResponse) -> bytes:
     with network():
         return response.read(BLOCK)

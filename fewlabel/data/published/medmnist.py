@@ -1,8 +1,8 @@
-"""The 2D sets of MedMNIST v2 as published: checksums, sizes and class names, carried over from its package's table.
+"""The 2D sets of MedMNIST v2: checksums, sizes and class names, copied from the table in its package.
 
-Yang et al., MedMNIST v2, Scientific Data 2023; https://medmnist.com. ChestMNIST, whose images have any number of 14
-labels, is not among them. OrganA, OrganC and OrganS were published twice: version 3 of the package took a few images
-out of the training split. Both releases are read; the papers used the first.
+Yang et al., MedMNIST v2, Scientific Data 2023; https://medmnist.com. ChestMNIST is not among them, because its images
+have any number of 14 labels. OrganA, OrganC and OrganS were published twice: version 3 of the package removed a few
+images from the training split. Both releases are read; the papers used the first.
 """
 
 URL = "https://zenodo.org/records/10519652/files/{name}.npz?download=1"

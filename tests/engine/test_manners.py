@@ -177,7 +177,7 @@ def test_what_cannot_be_meant_is_said_in_a_sentence(method, words, tmp_path):
 
 
 def test_what_a_network_froze_itself_stays_frozen(tmp_path):
-    plain = experiment("fedavg", "tests.cli.test_manners:frozen_net")
+    plain = experiment("fedavg", "tests.engine.test_manners:frozen_net")
     directory = prepare(replace(plain, rounds=2), tmp_path / "run")
     execute(directory, executor=Serial())
     from safetensors.torch import load_file

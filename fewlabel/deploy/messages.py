@@ -1,0 +1,37 @@
+"""What a server and its sites say to each other, beside the messages of a method, and how large it may be.
+
+These types are packed by `wire`, so nothing else can cross. `flower` and `engine.flower_messages` carry the bytes.
+"""
+
+from dataclasses import dataclass
+
+from fewlabel.core.errors import FewLabelError
+from fewlabel.core.federation import ClientInfo
+from fewlabel.data.site_files import Terms
+from fewlabel.engine.executor import Job
+
+MAX_ORDER = 1 << 20  # bytes
+MAX_INTRODUCTION = 1 << 16  # bytes
+MAX_IMAGES = 10**8  # that a site may claim to have
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a server asks of a site. The message of the method travels beside it."""
+
+    experiment: str  # as TOML
+    terms: Terms
+    job: Job  # of kind info, pixels, client, statistics or evaluate; its `run` is the run's name and no directory
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """All that a site tells about itself."""
+
+    info: ClientInfo
+    versions: dict[str, str]
+    test: int = 0  # images to test on; 0 if they are too few to speak of
+
+
+class Refused(FewLabelError):
+    """An order that a site does not carry out. The server is told why."""

@@ -1,0 +1,83 @@
+"""A site's folder: its settings, its key, what the coordinator gave it, and the enrolment that it sends back."""
+
+import shutil
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fewlabel.core import schema, storage
+from fewlabel.core.errors import BadInput
+from fewlabel.core.schema import Natural
+from fewlabel.deploy import keys, members
+
+FILE, KEY, ENROLMENT, SOCKET, STATE = "site.toml", "key", "enrolment.json", "socket", "state"
+LONGEST = 100  # bytes of a socket's path
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """What a site says about its data and about what it lets run."""
+
+    client: Natural  # its number in the federation
+    data: str  # path
+    state: str  # directory for the log, and for what methods keep between rounds
+    kind: str = ""  # folder, csv, npz or dicom; by default what the path looks like
+    modules: str = ""  # with your own methods or networks that this site trusts, separated by commas
+    methods: str = ""  # that it has consented to, separated by commas; by default all that it knows
+    terms: str = ""  # directory with the terms that it was given; by default those of each order
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """The file site.toml."""
+
+    name: str
+    trust: str  # folder, as the coordinator gave it
+    key: str  # file
+    place: SiteConfig
+
+
+def create(folder: Path, name: str, given: Path, config: SiteConfig) -> members.Enrolment:
+    """Set up a site in a new folder: its settings, its key, a copy of the coordinator's folder, and its enrolment."""
+    trust, state = folder / members.TRUST, Path(config.state)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shutil.copytree(given, trust)
+    keys.new_key(folder / KEY, ssh=True)
+    write(folder, SiteFile(name, str(trust), str(folder / KEY), config))
+    request = members.enrol(trust, folder / KEY, config.client, name)
+    storage.write(folder / ENROLMENT, members.as_json(asdict(request)))
+    return request
+
+
+def refuse_used(folder: Path) -> None:
+    """Refuse a folder that has something in it, or whose path is too long for a socket."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} is there already and not empty; choose another directory")
+    whole = folder.resolve()
+    if len(str(whole / SOCKET).encode()) > LONGEST:
+        most = LONGEST - len(SOCKET) - 1
+        raise BadInput(f"{whole} is too long a path for a socket; choose one of at most {most} bytes")
+
+
+def write(folder: Path, site: SiteFile) -> None:
+    import tomli_w
+
+    table = schema.plain(site)
+    table["place"] = {name: value for name, value in table["place"].items() if value != ""}
+    storage.write(folder / FILE, tomli_w.dumps(table).encode())
+
+
+def read(folder: Path) -> SiteFile:
+    """Read a site's settings."""
+    try:
+        table = tomllib.loads((folder / FILE).read_text())
+    except FileNotFoundError:
+        raise BadInput(f"{folder} holds no site; `fewlabel site init` sets one up") from None
+    except ValueError as error:
+        raise BadInput(f"{folder / FILE} is not TOML: {error}") from None
+    try:
+        return schema.read(SiteFile, table)
+    except BadInput as error:
+        raise BadInput(f"{folder / FILE}: {error}") from None

@@ -1,0 +1,245 @@
+"""The tables of results: of one run, and of rows side by side between their floor and their ceiling."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fewlabel.experiment import Experiment
+from fewlabel.report.groups import EVERY_LABEL, KINDS, SEEDS, Group
+from fewlabel.report.runs import CEILING, FLOOR, METRICS, Row, Run
+from fewlabel.report.tables import Spread, Table, megabytes, percent, seconds
+
+MOST_CLASSES = 12  # with more, a table of recalls is too long to read
+LEVEL = 0.05  # of significance
+UNEQUAL = 0.5  # a row whose work differs from the floor's by more than this share gets a note
+
+
+def run_table(run: Run) -> Table:
+    """Show the metrics and costs of a run, at its last round and at the one that validation chose."""
+    lines, columns = [], []
+    if run.last:
+        lines.append(run.last)
+        columns.append(f"last round ({run.last['round']})")
+    if run.chosen:
+        lines.append(run.chosen)
+        columns.append(f"chosen on validation ({run.chosen['round']})")
+    rows = [(words, *(percent(line.get("test", {}).get(key)) for line in lines)) for key, words in METRICS.items()]
+    rows += [
+        (f"recall of {name}", *(percent(line["test"]["recall_per_class"][n]) for line in lines))
+        for n, name in enumerate(run.classes if len(run.classes) <= MOST_CLASSES else [])
+        if run.last and "test" in run.last
+    ]
+    rows.append(("clients' own models: accuracy", *(percent(line.get("local_accuracy")) for line in lines)))
+    for key in ("coverage", "precision"):
+        rows.append((f"pseudo-labels: {key}", *(percent(line.get("pseudo_labels", {}).get(key)) for line in lines)))
+    rows = [row for row in rows if set(row[1:]) - {percent(None)}]
+    spent = [run.spent(line["round"]) for line in lines]
+    if spent:
+        rows += [
+            ("sent by clients, MB", *(megabytes(s["bytes_up"]) for s in spent)),
+            ("sent to clients, MB", *(megabytes(s["bytes_down"]) for s in spent)),
+            ("both, % of FedAvg", *(f"{100 * s['bytes_of_fedavg']:.0f}" for s in spent)),
+            ("replies", *(f"{s['replies']} of {s['asked']}" for s in spent)),
+            *(
+                (f"images trained on, {kind}", *(f"{s[f'images_{kind}']:,}" for s in spent))
+                for kind in KINDS
+                if all(f"images_{kind}" in s for s in spent)
+            ),
+            ("seconds", *(seconds(s["seconds"]) for s in spent)),
+        ]
+    notes = ["Metrics are on the test set, in percent. Costs add up from round 1 to the column's round."]
+    if not run.finished:
+        notes.append(f"{run.status}.".capitalize())
+    return Table(run.title, ("", *columns), tuple(rows), tuple(notes))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of rows: how to write its cells, and the numbers to rank them by, if they are ranked."""
+
+    heading: str
+    cell: Callable[[Group, Row], str]
+    number: Callable[[Row], Spread | None] | None = None
+
+
+def metric(heading: str, pick: Callable[[Row], Spread | None], ranked: bool = True) -> Column:
+    return Column(heading, lambda _, row: str(pick(row) or percent(None)), pick if ranked else None)
+
+
+def p_value(p: float | None) -> str:
+    return "–" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def gap_closed(group: Group, row: Row) -> str:
+    share = group.gap_closed(row)
+    return "–" if share is None else f"{100 * share:.0f}"
+
+
+def trained(row: Row) -> str:
+    """Thousands of labeled and unlabeled images. Sites on other machines do not count them."""
+    counts = [row.spent[f"images_{kind}"] for kind in KINDS if f"images_{kind}" in row.spent]
+    return " + ".join(f"{count / 1e3:,.0f}" for count in counts) or "–"
+
+
+def sent(row: Row) -> str:
+    both = row.spent["bytes_up"] + row.spent["bytes_down"]
+    return f"{megabytes(both)} ({100 * row.spent['bytes_of_fedavg']:.0f}%)"
+
+
+OWN_MODELS = "clients' own models: accuracy"
+COLUMNS = (
+    metric("accuracy", lambda row: row.last["accuracy"]),
+    Column("gap closed, %", gap_closed),
+    Column("p, to floor", lambda group, row: p_value(group.p_to_floor.get(row))),
+    Column("p, to best", lambda group, row: p_value(group.p_to_best.get(row))),
+    metric("balanced acc.", lambda row: row.last["balanced_accuracy"]),
+    metric("AUC", lambda row: row.last["auc"]),
+    metric("chosen round: accuracy", lambda row: row.chosen["accuracy"]),
+    metric(OWN_MODELS, lambda row: row.client_metrics["local_accuracy"], ranked=False),
+    metric("pseudo-labels: precision", lambda row: row.client_metrics["pseudo_label_precision"], ranked=False),
+    metric("pseudo-labels: coverage", lambda row: row.client_metrics["pseudo_label_coverage"], ranked=False),
+    Column("images, thousands", lambda _, row: trained(row)),
+    Column("sent, MB (of FedAvg)", lambda _, row: sent(row)),
+    Column("sec.", lambda _, row: seconds(row.spent["seconds"])),
+)
+ALWAYS = ("accuracy", "balanced acc.", "AUC", "chosen round: accuracy")
+
+
+def columns_of(groups: Sequence[Group]) -> list[Column]:
+    """Return the columns that have something to show, and those that are always shown."""
+    shown = []
+    for column in COLUMNS:
+        if column.heading == OWN_MODELS and all(row.last["accuracy"] for group in groups for row in group.rows):
+            continue  # all rows share a model, and that one counts
+        cells = {column.cell(group, row) for group in groups for row in group.rows}
+        if column.heading in ALWAYS or cells != {"–"}:
+            shown.append(column)
+    return shown
+
+
+def distinct_rows(groups: Sequence[Group]) -> list[Row]:
+    """List the rows of all groups. A row with every label may be in several groups, and is listed once."""
+    return list(dict.fromkeys(row for group in groups for row in group.rows))
+
+
+def values_of(groups: Sequence[Group], pick: Callable[[Experiment], object]) -> str:
+    """Name the different values that experiments have, such as those of `rounds`."""
+    return ", ".join(dict.fromkeys(str(pick(row.experiment)) for row in distinct_rows(groups)))
+
+
+def comparison_tables(groups: Sequence[Group]) -> list[Table]:
+    """Return the table of all numbers. With several groups, the overview comes before it."""
+    return [full_table(groups)] if len(groups) == 1 else [overview(groups), full_table(groups)]
+
+
+def full_table(groups: Sequence[Group]) -> Table:
+    """Show all numbers of every row."""
+    lines = [(group, row) for group in groups for row in group.rows]
+    cells = {column: [column.cell(group, row) for group, row in lines] for column in columns_of(groups)}
+    labels = [f"{row.label}{'*' if row.unfinished else ''}" for group in groups for row in group.relabeled]
+    best, second = set[tuple[int, int]](), set[tuple[int, int]]()
+    for number, column in enumerate(cells, 1):
+        for group in groups:
+            first, next_ = group.ranked(column.number) if column.number else (set(), set())
+            own = [(n, row) for n, (its, row) in enumerate(lines) if its is group]
+            best |= {(n, number) for n, row in own if row in first}
+            second |= {(n, number) for n, row in own if row in next_}
+    several = len(groups) > 1
+    return Table(
+        f"Test results on {values_of(groups, lambda e: e.data.name)}, in percent",
+        ("method", *(column.heading for column in cells)),
+        tuple(zip(labels, *cells.values(), strict=True)),
+        tuple(notes(groups)),
+        frozenset(best),
+        frozenset(second),
+        tuple((n, group.label) for n, (group, row) in enumerate(lines) if several and row is group.rows[0]),
+    )
+
+
+def overview(groups: Sequence[Group]) -> Table:
+    """Show accuracy only: a row for each method, a column for each group."""
+    labels = list(dict.fromkeys(label for group in groups for label in group.row_labels))
+    labels.sort(key=lambda label: label in EVERY_LABEL)  # last
+    rows = [[label] for label in labels]
+    best, second = set[tuple[int, int]](), set[tuple[int, int]]()
+    for number, group in enumerate(groups, 1):
+        own = dict(zip(group.row_labels, group.rows, strict=True))
+        first, next_ = group.ranked(lambda row: row.last["accuracy"])
+        for n, label in enumerate(labels):
+            rows[n].append(str((own[label].last["accuracy"] if label in own else None) or "–"))
+            best |= {(n, number)} if own.get(label) in first else set()
+            second |= {(n, number)} if own.get(label) in next_ else set()
+    title = f"Test accuracy on {values_of(groups, lambda e: e.data.name)}, in percent"
+    columns = ("method", *(group.label for group in groups))
+    return Table(title, columns, tuple(map(tuple, rows)), (), frozenset(best), frozenset(second))
+
+
+def notes(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield the sentences below the table: what its columns mean, then what makes rows hard to compare."""
+    rows = distinct_rows(groups)
+    yield about_rounds(groups, rows)
+    if len(rows) > 1:
+        yield about_differences(groups)
+    yield "The chosen round is the one with the best accuracy on validation."
+    if any(group.gap_closed(row) is not None for group in groups for row in group.rows):
+        yield f"Gap closed: 0 is as accurate as {FLOOR}, the floor; 100 is as accurate as {CEILING}, the ceiling."
+    if without := [group.label for group in groups if group.without_gap]:
+        where = f" in {'; '.join(without)}" if len(groups) > 1 else ""
+        yield f"No gap to close{where}: {CEILING} has no more labels than {FLOOR}."
+    if any(row.client_metrics["pseudo_label_coverage"] for row in rows):
+        yield (
+            "Pseudo-labels: precision is the share that is right; coverage is the share of unlabeled images that have "
+            "one."
+        )
+    if any(trained(row) != "–" for row in rows):
+        yield "Images: those trained on, labeled + unlabeled."
+    yield "Sent: upload plus download; the percentage compares it with FedAvg for as many local trainings."
+    yield from about_unequal_work(groups)
+    yield from about_constant_models(rows)
+    if len({len(row.seeds) for row in rows}) > 1:
+        counts = ", ".join(f"{row.label} {len(row.seeds)}" for row in rows)
+        yield f"Rows differ in their number of seeds: {counts}."
+    if others := list(dict.fromkeys(key for group in groups for key in group.other_differences())):
+        yield f"Rows differ in more than their method: {', '.join(others)}."
+    for row in rows:
+        for seed, status in row.unfinished.items():
+            yield f"* {row.label}, seed {seed}: {status}."
+
+
+def about_rounds(groups: Sequence[Group], rows: Sequence[Row]) -> str:
+    seeds = sorted({seed for row in rows for seed in row.seeds})
+    several = any(len(row.seeds) > 1 for row in rows)
+    of = "Mean ± standard deviation of seeds" if several else "Seed" if len(seeds) == 1 else "Seeds"
+    rounds = values_of(groups, lambda e: e.rounds)
+    plural = "" if rounds == "1" else "s"
+    counted = f"{of} {', '.join(map(str, seeds))}; {rounds} round{plural}."
+    return f"{counted} Metrics are of the last round, never of the best one on test."
+
+
+def about_differences(groups: Sequence[Group]) -> str:
+    if not any(group.p_to_floor or group.p_to_best for group in groups):
+        return f"Too few seeds to tell a difference from chance: that takes {SEEDS} or more."
+    return (
+        f"p: two-sided paired t-test of accuracy over common seeds ({SEEDS} or more), with Holm's correction. Below "
+        f"{LEVEL}, a difference is hardly chance."
+    )
+
+
+def about_unequal_work(groups: Sequence[Group]) -> Iterator[str]:
+    ratios = {row.label: ratio for g in groups for row in g.rows if abs((ratio := g.work(row)) - 1) > UNEQUAL}
+    if ratios:
+        (label, ratio), *others = ratios.items()
+        more = "".join(f", {other} on {its:.1f}" for other, its in others)
+        yield f"Unequal work: {label} trained on {ratio:.1f}{more} times as many images as {FLOOR}."
+
+
+def about_constant_models(rows: Sequence[Row]) -> Iterator[str]:
+    found = {row.label: [run.seed for run in row.results if predicts_one_class(run)] for row in rows}
+    counted = {label: f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" for label, seeds in found.items()}
+    if names := [f"{label} ({counted[label]})" for label, seeds in found.items() if seeds]:
+        yield f"These models predict the same class for every image: {', '.join(names)}."
+
+
+def predicts_one_class(run: Run) -> bool:
+    """Return True if the last model predicts the same class for all test images."""
+    recalls = (run.last or {}).get("test", {}).get("recall_per_class", [])
+    return sorted(recall or 0.0 for recall in recalls)[-2:] == [0.0, 1.0]

@@ -1,0 +1,102 @@
+"""A run that is submitted is followed to its end, and whoever gives no reply is named."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+
+from fewlabel.core.errors import RunFailed
+from fewlabel.deploy import processes, submit
+from tests.deploy.test_members import admit, enrolled, made
+
+
+@pytest.fixture
+def lungs(tmp_path: Path) -> Path:
+    return made(tmp_path, "lungs")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "lines", "sentence"),
+    [
+        (0, 0, "run begins with round 1"),
+        (0, 1, "run begins with round 1; computed again: round 1"),
+        (0, 3, "run begins with round 1; computed again: rounds 1 to 3"),
+        (4, 4, "run goes on after round 4 of 9, its last checkpoint"),
+        (4, 5, "run goes on after round 4 of 9, its last checkpoint; computed again: round 5"),
+        (4, 6, "run goes on after round 4 of 9, its last checkpoint; computed again: rounds 5 to 6"),
+    ],
+)
+def test_a_resumed_run_says_where_it_goes_on(checkpoint: int, lines: int, sentence: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoint").mkdir(parents=True)
+    if checkpoint:
+        (run / "checkpoint" / f"round-{checkpoint:06d}-0123456789abcdef.safetensors").touch()
+    (run / "rounds.jsonl").write_text("".join(f'{{"round": {n + 1}}}\n' for n in range(lines)))
+    assert submit.resume_notice(run, 9) == f"{tmp_path}/{sentence}"
+
+
+def test_who_gives_no_reply_is_told_once_until_that_changes(lungs: Path, tmp_path: Path) -> None:
+    admit(lungs, enrolled(lungs, tmp_path / "a", 2, "north"))
+    missing = submit.MissingSites(lungs)
+
+    def news(number: int, replies: int, *whys: str) -> list[str]:
+        failures = [{"client": int(why[0]), "task": "local_update", "why": why[2:]} for why in whys]
+        return list(missing.news({"round": number, "asked": 3, "replies": replies, "failures": failures}))
+
+    away = "it is not connected"
+    assert news(1, 3) == []
+    assert news(2, 2, f"2 {away}") == [f"client 2 'north' gave no reply in round 2: {away}"]
+    assert news(3, 2, f"2 {away}") == []
+    assert news(4, 1, f"2 {away}", "0 it refused: no") == ["client 0 gave no reply in round 4: it refused: no"]
+    assert news(5, 2, "2 it was silent for 9 s") == ["client 2 'north' gave no reply in round 5: it was silent for 9 s"]
+    assert news(6, 2) == ["all sites that were asked replied in round 6"]  # one of them had nothing to send
+    assert news(7, 3) == []
+    sites = {"failures": [{"client": 2, "task": "evaluate", "why": away}]}
+    told = list(missing.news({"round": 8, "asked": 3, "replies": 3, "sites": sites}))
+    assert told == [f"client 2 'north' gave no reply in round 8: {away}"]
+
+
+def test_failures_as_0_1_wrote_them_are_shown_as_they_are(lungs: Path) -> None:
+    old = "client 2 failed in 'local_update' of round 3: it is not connected"
+    assert list(submit.MissingSites(lungs).news({"round": 3, "failures": [old]})) == [old]
+
+
+def stand_in(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a program in the place of Flower's command."""
+    folder.mkdir()
+    (folder / "flwr").write_text(code.format(python=sys.executable))
+    (folder / "flwr").chmod(0o755)
+    monkeypatch.setattr(processes, "BIN", folder)
+
+
+FLWR = """\
+#!{python} -S
+import pathlib, sys
+here = pathlib.Path(__file__).parent
+with (here / "asked").open("a+") as file:
+    file.write(sys.argv[1] + "\\n")
+    file.seek(0)
+    asked = file.read().split()
+if sys.argv[1] == "run":
+    print('{{"success": true, "run-id": "7"}}')
+elif sys.argv[1] == "list":
+    state = "running" if asked.count("log") < 2 else "finished:failed"
+    print('{{"success": true, "runs": [{{"run-id": "7", "status": "%s"}}]}}' % state)
+else:
+    print("fewlabel: 1 of 2 sites are there\\nfewl", end="" if asked.count("log") == 1 else "abel: 2 of 2 are\\n")
+"""
+
+
+def test_a_run_is_followed_until_it_has_ended_though_its_log_breaks_off(
+    lungs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a stand-in for Flower's command, whose first stream of the log ends in the middle of a line."""
+    stand_in(FLWR, tmp_path / "bin", monkeypatch)
+    (run := tmp_path / "run").mkdir()
+    with pytest.raises(RunFailed, match="the run has ended: "):
+        submit.follow(lungs, run, 2)
+    assert (tmp_path / "bin" / "asked").read_text().split() == ["run", "log", "list", "log", "list"]
+    said = [line for line in capsys.readouterr().err.splitlines() if "of 2" in line]
+    assert said == ["fewlabel: 1 of 2 sites are there", "fewlabel: 2 of 2 are"]
