@@ -423,8 +423,8 @@ def test_consent_says_what_each_field_is():
     said = consent("cbafed")
     assert "  nothing, or\n" in said
     assert "  used: a whole number (images trained on)\n" in said
-    assert "  counts: a tensor, or nothing (of each class)\n" in said
-    assert "  sigma: several parts, or nothing (where labels moved it)\n    values: a tensor\n" in consent("fedmatch")
+    assert "  counts: a tensor, or nothing (images of each class)\n" in said
+    assert "  sigma: several parts, or nothing (if labels moved it)\n    values: a tensor\n" in consent("fedmatch")
     network = tree.of(tiny(1, 10, 16))
     size = sum(4 * value.numel() for value in network.values())
     told = consent(Experiment(method="rscfed"), network)
