@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fewlabel.core.errors import BadInput
 from fewlabel.engine import backends, record
-from fewlabel.experiment import RECIPES, Experiment, load
+from fewlabel.experiment import Experiment, load
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.results import Result
 from fewlabel.report.runs import CEILING, FLOOR
@@ -25,7 +25,7 @@ def run(
     resume: bool = False,
     backend: str = "simulator",
 ) -> Result:
-    """Run an experiment in a directory of its own, by default below runs/. It trains by our recipe unless it says how.
+    """Run an experiment in a directory of its own, by default below runs/.
 
     With `resume`, go on with the run that `out` holds. The backend "flower-ray" runs on Flower's simulation, that is on
     Ray and perhaps a cluster, with the same results.
@@ -33,7 +33,6 @@ def run(
     from fewlabel.engine.run import execute, laid_out
 
     backends.check(backend)
-    experiment = trained(experiment)
     if resume and out is None:
         raise BadInput("resume=True needs the directory to go on with: out=…")
     directory = fresh_directory(experiment) if out is None else Path(out)
@@ -65,7 +64,6 @@ def compare(
 
     base = base or Experiment()
     wanted = [*experiments, *(replace(base, method=method, name="") for method in methods)] or [base]
-    wanted = [trained(experiment) for experiment in wanted]
     wanted = [*wanted, *bounds(wanted)]
     if seeds is not None:
         wanted = [replace(experiment, seed=seed) for experiment in wanted for seed in seeds]
@@ -94,11 +92,6 @@ def export(run: Result | Path | str, to: str, out: Path | str | None = None) -> 
 
 def directory_of(run: Result | Path | str) -> Path:
     return run.directory if isinstance(run, Result) else Path(run)
-
-
-def trained(experiment: Experiment) -> Experiment:
-    """Return an experiment with our recipe, unless it says how to train."""
-    return experiment if experiment.train is not None else replace(experiment, train=RECIPES["fewlabel"])
 
 
 def bounds(experiments: Sequence[Experiment]) -> list[Experiment]:

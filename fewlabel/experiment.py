@@ -223,11 +223,6 @@ class Experiment:
         return self.train or RECIPES["printed"]
 
     @property
-    def recipe_name(self) -> str:
-        """The name of the recipe, or "own" if it is none of ours."""
-        return next((name for name, recipe in RECIPES.items() if recipe == self.recipe), "own")
-
-    @property
     def warmup_rounds(self) -> int:
         """The rounds at the start in which nobody has unlabeled images; none if the method has a warm-up of its own."""
         return 0 if own_warmup(self.method) else round(self.recipe.warmup * self.rounds)

@@ -13,13 +13,11 @@ from typer import Argument, Option
 
 from fewlabel.core.errors import BadInput
 from fewlabel.core.schema import flatten, parse
-from fewlabel.engine import record
 from fewlabel.engine.backends import BACKENDS
 from fewlabel.experiment import load, rooted
 from fewlabel.report.trackers import check_trackers
 
 RUNS = Path("runs")
-RECIPE = "fewlabel"  # by which commands train, unless told otherwise
 SIMULATOR = next(iter(BACKENDS))
 
 
@@ -101,12 +99,9 @@ Tables = Annotated[
 
 
 def table_of(file: Path | None, grid: bool = False) -> dict[str, Any]:
-    """Read the settings in a file, without checking them, with our recipe unless it says how to train.
-
-    A run's own experiment.toml says everything: one without a recipe trains as printed in the papers.
-    """
+    """Read the settings in a file, without checking them."""
     if file is None:
-        return {"recipe": RECIPE}
+        return {}
     try:
         table = tomllib.loads(file.read_text())
     except (OSError, ValueError):
@@ -114,8 +109,7 @@ def table_of(file: Path | None, grid: bool = False) -> dict[str, Any]:
         raise
     if "grid" in table and not grid:
         raise BadInput(f"{file} has a table [grid], which is for: fewlabel sweep {shlex.quote(str(file))}")
-    recorded = file.name == record.EXPERIMENT and (file.parent / record.ROUNDS).exists()
-    return rooted(table if recorded or "train" in table else {"recipe": RECIPE} | table, file.parent)
+    return rooted(table, file.parent)
 
 
 def method_of(base: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -28,13 +28,22 @@ from fewlabel.core.federation import (
 from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import Task, accept, task_of
 from fewlabel.core.tree import Tree
-from fewlabel.engine.account import RESERVED, Failure, Round, counts_of, plain
+from fewlabel.engine.account import RESERVED, Failure, Round, plain
 from fewlabel.engine.checkpoint import Saved
 from fewlabel.engine.executor import SERVER_ID, Executor, Job, Outcome
 from fewlabel.engine.serial import Serial
 from fewlabel.engine.world import World
 
 NOTHING = object()
+
+
+def counts_of(outcome: Outcome, classes: int) -> evaluate.Counts:
+    """What a site sends of its test images, if it can be that."""
+    if outcome.failure or outcome.payload is None:
+        raise RunFailed(outcome.failure or "it sent nothing")
+    counts = wire.unpack(evaluate.Counts, outcome.payload)
+    evaluate.check_shared(counts, classes)
+    return counts
 
 
 @dataclass

@@ -93,7 +93,7 @@ def experiment_of(row: Row) -> dict[str, str]:
     """Return a row's experiment in full, and the command that repeats its runs."""
     seeds = ",".join(map(str, row.seeds))
     command = f"fewlabel run {EXPERIMENT} --seed{'s' if len(row.seeds) > 1 else ''} {seeds}"
-    toml = dumps(replace(row.experiment, seed=0, train=row.experiment.recipe))
+    toml = dumps(replace(row.experiment, seed=0))
     return {"label": row.label, "file": EXPERIMENT, "toml": toml, "command": command}
 
 

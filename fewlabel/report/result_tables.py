@@ -179,7 +179,6 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
     yield about_rounds(groups, rows)
     if len(rows) > 1:
         yield about_differences(groups)
-    yield f"Recipe: {', '.join(dict.fromkeys(row.experiment.recipe_name for row in rows))}."
     yield "The chosen round is the one with the best accuracy on validation."
     if any(group.gap_closed(row) is not None for group in groups for row in group.rows):
         yield f"Gap closed: 0 is as accurate as {FLOOR}, the floor; 100 is as accurate as {CEILING}, the ceiling."

@@ -20,7 +20,7 @@ from rich.table import Column, Table
 from fewlabel.core.described import leaves
 from fewlabel.core.schema import settings
 from fewlabel.engine.record import Line
-from fewlabel.experiment import RECIPES, ROWS, Experiment, Stream, method_named
+from fewlabel.experiment import ROWS, Experiment, Stream, method_named
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.results import Result
 
@@ -173,7 +173,7 @@ def known(what: str, method: str = "") -> list[dict[str, Any]]:
 
 def settings_of(method: str = "") -> list[dict[str, Any]]:
     """List all settings of an experiment with the default method, or those of one method."""
-    usual = Experiment(stream=Stream(), train=RECIPES["fewlabel"])  # a stream, to have its defaults
+    usual = Experiment(stream=Stream())  # a stream, to have its defaults
     chosen = method_named(method) if method else usual.method
     abouts = {key: about for key, about in settings(Experiment).items() if key != "method" and not method}
     abouts["method.name"] = "one of `fewlabel list methods`; its own settings are method.*", "text"
