@@ -31,7 +31,7 @@ def uda(weak: Tensor, strong: Tensor) -> Tensor:
 
 
 def annealed(logits: Tensor, y: Tensor, done: float) -> Tensor:
-    """UDA's training-signal annealing: cross-entropy of the labeled images that are not yet learned too well.
+    """Return UDA's annealed loss: cross-entropy of the labeled images that the network is not yet too sure of.
 
     `done` is the share of the training that is over. An image counts while the probability of its true class is at most
     a bound. With `done`, the bound grows exponentially from 1/C to 1.

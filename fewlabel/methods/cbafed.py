@@ -140,7 +140,7 @@ class CBAFed:
         counts, model = torch.zeros_like(state.counts), found.model
         for reply in found.replies:
             counts.add_(0 if reply.upload.counts is None else reply.upload.counts)  # eq. 7
-        lost = state.lost + int(warm and not found.replies)
+        lost = state.lost + int(warm and not any(reply.upload.used for reply in found.replies))
         before, turn = state.before, number if warm else number - self.warmup
         if self.residual and turn % self.skip == 0:
             share = self.blend_epochs if alone else self.blend_rounds

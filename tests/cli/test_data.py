@@ -469,7 +469,7 @@ def test_the_package_is_the_command_too() -> None:
         ("info folder", "needs data.path"),
         ("info pathmnist", "put pathmnist.npz into"),
         ("get folder", "nothing to download"),
-        ("check nowhere", "there is nothing at nowhere"),
+        ("check nowhere", "there is no file or folder nowhere"),
         ("check no", "there are no images in no"),
         ("check no --column label", "--column takes a=b"),
     ],
