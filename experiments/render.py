@@ -260,10 +260,13 @@ def overall(found: Situations) -> Table:
     columns += ("cells above in every seed", "below in every seed", "runs that ended guessing")
     columns += ("pseudo-labels: precision, first and last, %", "coverage, %")
     notes = (
-        "Balanced accuracy on test in the last round, in the mean over cells; best first, in the mean over data sets.",
-        f"For equal training on labels: above {FLOOR} after as many labeled images, or at its first measurement where "
-        "a row has fewer, which puts that row too low (fedirm and fedmatch in some cells).",
-        f"Guessing: within {100 * GUESSING:.0f} points of a model that says one class of everything.",
+        "Points are differences in balanced accuracy (in one column, in AUC) on test images after the last round, "
+        "averaged over cells. A cell is one data set with one way to place images and labels. Rows are sorted by their "
+        "average over data sets. isofed-without-pt is isofed without its pretraining.",
+        f"Equal training on labels: the row is compared with {FLOOR} at the moment when {FLOOR} had trained on as many "
+        f"labeled images. If {FLOOR} was not yet measured then, its first measurement is used. This puts fedirm and "
+        "fedmatch too low in some cells.",
+        f"Guessing: less than {100 * GUESSING:.0f} points better than a model that gives every image the same class.",
     )
     return Table(f"Points above {FLOOR}, the floor, for equal work", columns, tuple(lines), notes)
 

@@ -65,7 +65,7 @@ class Evaluate:
 @dataclass(frozen=True)
 class Checkpoint:
     rounds: Count = 10  # a kill loses at most so many rounds
-    seconds: Positive = 60.0  # and at most so many seconds of work
+    seconds: Positive = 60.0  # a kill loses at most so many seconds of work
 
 
 PATHS = (("data", "path"), ("clients", "file"))
@@ -101,7 +101,12 @@ def read_method(table: Any, where: str = "method") -> Any:
     elif ":" in name:
         module, _, attribute = name.partition(":")
         try:
-            base = getattr(importlib.import_module(module), attribute)()
+            made = getattr(importlib.import_module(module), attribute)
+            if isinstance(made, type):
+                check_method(made)  # before it is called, or Python would say what it lacks
+            base = made()
+        except BadInput:
+            raise
         except Exception as error:  # what somebody else's code may raise is not ours to list
             if module == "__main__":
                 why = "is of a script or notebook, so only there its run can go on; move it into a module of its own"
@@ -147,10 +152,10 @@ class Experiment:
 
     method: Any = field(default="fedavg", metadata={"read": read_method, "plain": plain_method})
     name: str = ""  # the row's name in tables; by default the method's
-    seed: Natural = 0  # of everything that is drawn
-    rounds: Count = 30  # of communication between server and clients
-    threads: Count = 1  # of PyTorch, per worker: part of the experiment, because sums depend on it
-    device: Literal["cpu", "cuda"] = "cpu"  # where workers compute; part of the experiment for the same reason
+    seed: Natural = 0  # seed of all random numbers
+    rounds: Count = 30  # number of rounds between server and clients
+    threads: Count = 1  # PyTorch threads of each worker; they change the bits of a result
+    device: Literal["cpu", "cuda"] = "cpu"  # where workers compute; it changes the bits of a result
     data: Data = Data()
     model: Net = Net()
     clients: Clients = Clients()

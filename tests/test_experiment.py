@@ -174,7 +174,7 @@ def test_a_method_of_ones_own_is_named_by_its_class():
         ("tests.own_methods:X", "method 'tests.own_methods:X' cannot be imported: module .* has no attribute 'X'"),
         (":X", "method ':X' cannot be imported"),
         ("tests.own_methods:broken", "method 'tests.own_methods:broken' cannot be imported: no licence found"),
-        ("tests.own_methods:Unfrozen", "method Unfrozen must be a frozen dataclass, its fields the hyper-parameters"),
+        ("tests.own_methods:Unfrozen", "method Unfrozen must be a frozen dataclass; its fields are its settings"),
         ({"proximl": 1}, "unknown setting 'method.proximl'; did you mean 'method.proximal'"),
         ({"local": {"learning_rate": 1}}, "unknown setting 'method.local.learning_rate'"),
         ({"local": {"lr": 0}}, "method.local.lr must be above 0, found 0"),

@@ -32,6 +32,8 @@ Insecure = Annotated[bool, Option("--insecure", help="Without TLS and without ke
 def federation(context: typer.Context) -> None:
     """Coordinate a federation of sites that keep their data.
 
+    Every command has its own help, such as `fewlabel federation init --help`.
+
     Examples:
       fewlabel federation init lungs --address 10.0.0.5:9443 --terms terms.json
       fewlabel federation serve lungs

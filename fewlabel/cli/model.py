@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,11 +16,6 @@ from fewlabel.report.terminal import Screen, tell
 
 if TYPE_CHECKING:
     from fewlabel.inference.predict import Predictions
-
-
-class Target(StrEnum):
-    ONNX = "onnx"
-    SAFETENSORS = "safetensors"
 
 
 Run = Annotated[Path, Argument(metavar="RUN", hidden=True)]
@@ -102,7 +96,10 @@ def show(found: "Predictions", table: Path | None) -> None:
 
 def export(
     run: Run,
-    to: Annotated[Target, Option("--to", help="onnx includes preprocessing; safetensors is only weights.")],
+    to: Annotated[
+        str,
+        Option("--to", metavar="FORMAT", help="onnx, with preprocessing, or safetensors, only weights."),
+    ],
     out: Annotated[Path | None, Option("--out", metavar="DIR", help="Where to write. Default: RUN/export.")] = None,
     form: Format = Form.TEXT,
 ) -> None:

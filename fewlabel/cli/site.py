@@ -25,6 +25,8 @@ Directory = Annotated[Path, Argument(metavar="[DIR]", hidden=True)]
 def site(context: typer.Context) -> None:
     """Take part in a federation. Your data stay at your site.
 
+    Every command has its own help, such as `fewlabel site init --help`.
+
     Examples:
       fewlabel site init
       fewlabel site check

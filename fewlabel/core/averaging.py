@@ -1,7 +1,11 @@
-"""The one place where clients' models are averaged. Code that limits, checks or hides single models belongs here."""
+"""The average behind `fed.mean`, the one way to average what clients upload.
+
+Methods that need each model by itself (`needs_each_model`) take uploads one by one from `fed.run` and weigh them as
+their papers say. Every upload, theirs too, has passed `tasks.accept` before.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar, cast
 
 from fewlabel.core import tree
@@ -24,7 +28,7 @@ def average(
 
     def models() -> Iterator[tuple[float, bool, Tree]]:
         for reply in replies:
-            field = weights_field(cast(type, type(reply.upload)))
+            field = weights_field(cast(type, type(reply.upload))) if is_dataclass(reply.upload) else None
             if field is None:
                 raise BadInput(f"{type(reply.upload).__name__} has no field of type Weights, so it has no mean")
             upload: Any = reply.upload

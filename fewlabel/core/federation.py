@@ -1,6 +1,6 @@
 """The contract between a method and whatever runs it: sites, replies, the federation, and the round loop.
 
-A method is a frozen dataclass whose fields are its hyper-parameters. It talks to its clients only through
+A method is a frozen dataclass whose fields are its settings. It talks to its clients only through
 `Federation.run` and `Federation.mean`, so the same file runs in one process, in many, and across hospitals. Only the
 types in the annotations of its tasks (`tasks`) may leave a site. `wire` refuses everything else.
 """
@@ -256,7 +256,7 @@ class Federation(Protocol):
 
 
 class Method(Protocol[S]):
-    """A federated method: a frozen dataclass whose fields are its hyper-parameters.
+    """A federated method: a frozen dataclass whose fields are its settings.
 
     `label_places`, `init`, `round` and `model` are required. The attributes may be class variables or properties.
     """

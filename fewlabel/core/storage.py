@@ -41,6 +41,8 @@ def lock(file: IO[bytes] | IO[str] | int, wait: bool = True) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise StorageError(f"a file cannot be locked: {error.strerror}; choose a directory on another disk") from None
     return True
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints,
 
 from fewlabel.core import wire
 from fewlabel.core.errors import BadInput
-from fewlabel.core.federation import ClientError, ClientInfo, Site
+from fewlabel.core.federation import ClientError, ClientInfo, LabelPlace, Site
 from fewlabel.core.tree import Tree
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -96,11 +96,13 @@ def check_method(method: Any) -> None:
     """Raise BadInput, in one sentence, if a class does not keep the contract."""
     name = method.__name__
     if not getattr(getattr(method, "__dataclass_params__", None), "frozen", False):
-        raise BadInput(f"method {name} must be a frozen dataclass, its fields the hyper-parameters")
+        raise BadInput(f"method {name} must be a frozen dataclass; its fields are its settings")
     if hasattr(method, "settings") and not hasattr(method, "label_places"):
         raise BadInput(f"method {name} must say where labels may be in `label_places`, which was `settings` before 0.2")
     if missing := [part for part in ("label_places", "init", "round", "model") if not hasattr(method, part)]:
         raise BadInput(f"method {name} lacks {', '.join(missing)}")
+    if odd := sorted(set(map(str, method.label_places)) - set(LabelPlace)):
+        raise BadInput(f"method {name}: label_places may hold SOME_CLIENTS, EVERY_CLIENT and SERVER, found '{odd[0]}'")
     if required := [f.name for f in fields(method) if f.default is MISSING and f.default_factory is MISSING]:
         raise BadInput(f"method {name} must have a default for {', '.join(required)}")
     if not tasks(method):

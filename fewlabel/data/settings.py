@@ -53,7 +53,8 @@ class Labels:
     clients: Count = 1  # some-clients: number of fully labeled clients
     fraction: Annotated[float, Range(0, 1, open_low=True)] = 0.1  # every-client: share of each client's images
     per_class: Count | None = None  # every-client and server: labeled images of each class, instead of a fraction
-    server_per_class: Count | None = None  # server: where it differs from per_class; by default that, or 50
+    server_per_class: Count | None = None  # labeled images of each class at the server; by default
+    #   labels.per_class, or 50 if that is none
     which: Literal["first", "rule", "seed"] = "first"  # some-clients: the first ones, those that RSCFed's rule picks
     #   (all classes, size nearest to the mean), or drawn by seed
     ids: tuple[Natural, ...] | None = None  # some-clients: exactly these, instead of `clients` and `which`
@@ -87,4 +88,4 @@ class Views:
     """How images look in the views that methods ask for: names of `fewlabel list views`."""
 
     weak: str = field(default="shift", metadata={"read": read_view})  # the weak view: one of `fewlabel list views`
-    strong: str = field(default="randaugment", metadata={"read": read_view})  # the strong view: one of the same
+    strong: str = field(default="randaugment", metadata={"read": read_view})  # the strong view, likewise

@@ -1,6 +1,7 @@
 """What must be right before a site joins: its data, disk and key, and the server's certificate, address and version."""
 
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -95,6 +96,13 @@ def check_connection(trust: Path) -> str:
 
 def check_versions(trust: Path) -> str:
     ours, theirs = version("fewlabel"), members.read_trust(trust).version
+    if numbers(ours) > numbers(theirs):  # the federation was made before an upgrade
+        return f"FewLabel {ours} here; the federation was made with {theirs}, and the coordinator must have {ours} too"
     if ours != theirs:
         raise BadInput(f"FewLabel is {ours} here and {theirs} at the coordinator; both must have the same")
     return f"FewLabel {ours} here and at the coordinator, Flower {version('flwr')} here"
+
+
+def numbers(version: str) -> list[int]:
+    """Return the numbers in a version, to compare it with another."""
+    return [int(part) for part in re.findall(r"\d+", version)]

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewlabel.core import metrics
+from fewlabel.core import metrics, wire
+from fewlabel.core.errors import RunFailed
+from fewlabel.engine.executor import Outcome
 
 Failure = dict[str, Any]  # of a client in rounds.jsonl: `client`, its number; `task`; `why`, in words
 RESERVED = {"round", "seconds", "bytes_up", "bytes_down", "model_bytes", "asked", "replies", "local_accuracy"}
@@ -59,3 +61,12 @@ class Round:
             if len(scored) > 1:
                 line["pseudo_labels_per_epoch"] = scored
         return line
+
+
+def counts_of(outcome: Outcome, classes: int) -> metrics.Counts:
+    """Unpack and check the counts that a site sends of its test images."""
+    if outcome.failure or outcome.payload is None:
+        raise RunFailed(outcome.failure or "it sent nothing")
+    counts = wire.unpack(metrics.Counts, outcome.payload)
+    metrics.check_shared(counts, classes)
+    return counts

@@ -32,14 +32,12 @@ class Checkpoints:
     def __init__(self, folder: Path, state_kind: Any, version: str) -> None:
         self.folder, self.version = folder, version
         parts = [("round", int), ("state", state_kind), ("statistics", Tree | None)]
-        self.kinds = {
-            "1": make_dataclass("Checkpoint", parts, frozen=True),
-            FORMAT: make_dataclass("Checkpoint", [*parts, ("shipped", Tree | None)], frozen=True),
-        }
+        self.kind = make_dataclass("Checkpoint", [*parts, ("shipped", Tree | None)], frozen=True)
+        self.kinds = {"1": make_dataclass("Checkpoint", parts, frozen=True), FORMAT: self.kind}
 
     def pack(self, saved: Saved[Any]) -> bytes:
         """A round's state as it is now: what a method changes in place later is not part of it."""
-        return wire.pack(self.kinds[FORMAT](*saved), header={"format": FORMAT, "version": self.version})
+        return wire.pack(self.kind(*saved), header={"format": FORMAT, "version": self.version})
 
     def save(self, round: int, data: bytes) -> None:
         self.folder.mkdir(exist_ok=True)

@@ -1,5 +1,7 @@
 """Jobs, what comes of them, and what every executor of jobs must offer. `backends` lists the executors there are."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -48,6 +50,16 @@ class Tickets:
         self._last += 1
         self.under_way[self._last] = job
         return self._last
+
+    @contextmanager
+    def opened(self, job: Job) -> Iterator[int]:
+        """Open a ticket while a job is handed over. If that fails, the job is not under way."""
+        ticket = self.open(job)
+        try:
+            yield ticket
+        except BaseException:
+            self.under_way.pop(ticket, None)
+            raise
 
     def close(self, ticket: int, outcome: Outcome) -> None:
         """Note the outcome of a job."""

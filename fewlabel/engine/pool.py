@@ -62,16 +62,16 @@ class Pool:
         self._parcel: tuple[bytes | None, int] = (None, -1)
 
     def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
-        ticket = self.tickets.open(job)
-        parcels = [self._shared(message)] + ([] if statistics is None else [parcel(statistics)])
-        header = json.dumps({"ticket": ticket, "message": self._messages, "job": vars(job)}).encode()
-        try:
-            socket.send_fds(self._jobs, [header], parcels)
-        except OSError:
-            self._died()
-        finally:
-            for descriptor in parcels[1:]:
-                os.close(descriptor)
+        with self.tickets.opened(job) as ticket:
+            parcels = [self._shared(message)] + ([] if statistics is None else [parcel(statistics)])
+            header = json.dumps({"ticket": ticket, "message": self._messages, "job": vars(job)}).encode()
+            try:
+                socket.send_fds(self._jobs, [header], parcels)
+            except OSError:
+                self._died()
+            finally:
+                for descriptor in parcels[1:]:
+                    os.close(descriptor)
         return ticket
 
     def wait(self) -> None:

@@ -147,7 +147,11 @@ class VirtualNodes:
             self.tickets.close(ticket, self._here.tickets.collect(here))
             return ticket
         parts = {"job": json.dumps(vars(job)).encode(), "message": message, "statistics": statistics}
-        self._sent[self._send(self._nodes[job.client], "train", str(job.round), **parts)] = ticket
+        try:
+            self._sent[self._send(self._nodes[job.client], "train", str(job.round), **parts)] = ticket
+        except RunFailed:
+            del self.tickets.under_way[ticket]
+            raise
         return ticket
 
     def wait(self) -> None:

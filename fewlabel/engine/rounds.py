@@ -28,22 +28,13 @@ from fewlabel.core.federation import (
 from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import Task, accept, task_of
 from fewlabel.core.tree import Tree
-from fewlabel.engine.account import RESERVED, Failure, Round, plain
+from fewlabel.engine.account import RESERVED, Failure, Round, counts_of, plain
 from fewlabel.engine.checkpoint import Saved
 from fewlabel.engine.executor import SERVER_ID, Executor, Job, Outcome
 from fewlabel.engine.serial import Serial
 from fewlabel.engine.world import World
 
 NOTHING = object()
-
-
-def counts_of(outcome: Outcome, classes: int) -> evaluate.Counts:
-    """What a site sends of its test images, if it can be that."""
-    if outcome.failure or outcome.payload is None:
-        raise RunFailed(outcome.failure or "it sent nothing")
-    counts = wire.unpack(evaluate.Counts, outcome.payload)
-    evaluate.check_shared(counts, classes)
-    return counts
 
 
 @dataclass
@@ -97,7 +88,7 @@ class Server:
 
     @round.setter
     def round(self, number: int) -> None:
-        """Goes on to a round, in which clients may have other images than before."""
+        """Go on to a round, in which clients may have other images than before."""
         self._round = number
         self._server: Site[None] | None = None
         warmup = self.experiment.warmup_rounds
@@ -115,7 +106,7 @@ class Server:
 
     @property
     def server(self) -> Site[None]:
-        """The server's own data and scratch network, which begins each round as it was at first."""
+        """The server's own data and scratch network. The network starts each round untrained."""
         if self._server is None:
             self._model.load_state_dict(self.initial)
             self._server = self.world.site(SERVER_ID, self.round, self.rng("site"), self._model)
@@ -172,7 +163,7 @@ class Server:
         self._close()
 
     def finish_round(self, weights: Tree | None) -> None:
-        """Closes a round: nothing may be left open, and statistics that are to be recomputed are."""
+        """Close a round: raise an error if a run is still open, and recompute statistics if they are to be."""
         self._check_closed()
         self._check_lost()
         recomputed = self.experiment.model.buffers == "recomputed" and weights is not None
@@ -206,7 +197,7 @@ class Server:
         return (self.shipped or {}) | (self._shipped_statistics or {})
 
     def take_round(self) -> dict[str, Any]:
-        """What the round cost and showed, for its line; counting starts anew."""
+        """Return what the round cost and showed, for its line, and start to count again."""
         seen, self.seen = self.seen, Round()
         hidden = ("images_labeled", "images_unlabeled") if self.remote else ()  # sites elsewhere do not tell
         return {name: value for name, value in seen.line().items() if name not in hidden}
@@ -220,7 +211,7 @@ class Server:
         return {name: self.executor.submit(job, data, None) for name, job in jobs.items()}
 
     def collect(self, tickets: dict[str, int]) -> dict[str, Any]:
-        """The metrics behind `evaluate`'s tickets; those of all sites together as `sites`."""
+        """Return the metrics behind `evaluate`'s tickets. Those of all sites together are under `sites`."""
         found: dict[str, Any] = {}
         clients = {f"client {client}": client for client in self.world.tested}
         counts, failures, up = list[evaluate.Counts](), list[Failure](), 0
@@ -253,7 +244,7 @@ class Server:
         return Job(str(self.directory), kind, task, client, self.round, call, self.checkpointed, score, evaluated)
 
     def _call(self, client: int) -> int:
-        """How often this client, or the server, was asked in this round before."""
+        """Return how often this client, or the server, was asked in this round before."""
         self._calls[client] = self._calls.get(client, -1) + 1
         return self._calls[client]
 
@@ -261,7 +252,7 @@ class Server:
         return round % self.experiment.evaluate.every == 0 or round == self.rounds
 
     def _pack(self, message: Any, task: Task) -> bytes:
-        """The bytes of a message; a broadcast is packed once."""
+        """Pack a message. A broadcast is packed once."""
         if self._packed[0] is not message:
             try:
                 self._packed = message, wire.pack(message, task.message)
@@ -311,7 +302,7 @@ class Server:
             )
 
     def _heard(self, client: ClientInfo, failure: str | None = None) -> None:
-        """Remembers who failed; a reply ends that."""
+        """Remember who failed, until someone replies."""
         for lost in [self._lost, self._lost_labels] if client.num_labeled else [self._lost]:
             if failure is None:
                 lost.clear()
@@ -334,7 +325,7 @@ class Server:
                 raise TooFewReplies(f"{what}; have one join, then resume")
 
     def _stream(self, entries: Iterator[Entry]) -> Iterator[tuple[Entry, Outcome]]:
-        """Outcomes in job order, a small window of jobs under way, and one job at a time for each client."""
+        """Yield outcomes in job order. A few jobs are under way at a time, and one job of each client."""
         pooled = None if self.statistics is None else self._pooled()
         under_way: deque[Entry] = deque()
         more = True
@@ -367,7 +358,7 @@ class Server:
             yield first, outcome
 
     def _timed(self, stream: Iterator[tuple[Entry, Outcome]]) -> Iterator[tuple[Entry, Outcome]]:
-        """Counts the seconds until each outcome is there, and not those in which the server works on it."""
+        """Count the seconds spent waiting for outcomes, without those in which the server works on one."""
         began = time.monotonic()
         for found in stream:
             self.seen.waited += time.monotonic() - began
@@ -390,7 +381,7 @@ class Server:
             self.seen.audits.setdefault(epoch, []).append(evaluate.Audit.from_json(audit))
 
     def _recompute(self, weights: Tree) -> Tree | None:
-        """BatchNorm statistics pooled over clients."""
+        """Pool BatchNorm statistics over clients."""
         data = wire.pack(Model(weights))
         asked = [client for client in self.sample(name="statistics") if not self._silent(client.id, -1)]
         jobs = (Entry(n, c, self._job("statistics", client=c.id), data) for n, c in enumerate(asked))
@@ -416,7 +407,7 @@ class Server:
         return pooled if replies else self.statistics
 
     def _statistics_of(self, client: ClientInfo, data: bytes) -> Tree:
-        """A client's own statistics, if they are those of the network."""
+        """Unpack a client's statistics, and check that they fit the network."""
         try:
             found, wanted = wire.unpack(Model, data, finite=True).model, tree.statistics(self.initial)
             wire.check_like(found, wanted)
@@ -431,7 +422,7 @@ class Server:
 
     @cached_property
     def _leaving(self) -> Tree:
-        """The network as far as the policy for statistics lets it leave a site."""
+        """The part of the network that may leave a site by the policy for statistics."""
         return self.initial if self.experiment.model.buffers == "global" else tree.parameters(self.initial)
 
     @cached_property
@@ -446,7 +437,7 @@ class Server:
         return wire.pack(Model(self.statistics or {}))
 
     def _close(self) -> None:
-        """Ends a run; its message may be changed before the next, so it is packed anew then."""
+        """Close a run. The next one packs its message again, because it may have changed."""
         self._open, self._packed = False, (NOTHING, b"")
 
     def _check_closed(self) -> None:

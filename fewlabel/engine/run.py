@@ -91,7 +91,7 @@ def single_batches(settings: Mapping[str, Any], above: str = "") -> Iterator[str
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from single_batches(value, f"{above}{name}.")
-        elif name.startswith("batch") and value == 1:
+        elif name.startswith("batch_") and type(value) is int and value == 1:
             yield above + name
 
 
@@ -123,12 +123,24 @@ def execute(
     with record.in_use(directory):
         world = remote or World.open(directory)
         device.of(world.experiment.device)
-        run = Run(directory.resolve(), watch or (lambda line: None), world, remote=remote is not None)
+        with threads(world.experiment.threads):  # initial weights may depend on them
+            run = Run(directory.resolve(), watch or (lambda line: None), world, remote=remote is not None)
         if executor is not None:
             run.attempt(executor, stop)
         else:  # only now, so that forked workers share what was imported and read so far
             with_executor(world.experiment, workers, lambda found: run.attempt(found, stop))
     return record.read_summary(directory)
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Let PyTorch use this number of threads meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass
@@ -157,17 +169,15 @@ class Run:
 
     def attempt(self, executor: Executor, stop: Callable[[], bool]) -> None:
         """Play the rounds that are left. If that fails, keep what is complete and say why."""
-        self.fed.executor, threads = executor, torch.get_num_threads()
-        torch.set_num_threads(self.experiment.threads)  # of this thread, which may not be the main one
-        try:
-            self.go(stop)
-        except Exception as error:
-            self.rescue()
-            if (clear := self.explained(error)) is not error:
-                raise clear from error
-            raise
-        finally:
-            torch.set_num_threads(threads)
+        self.fed.executor = executor
+        with threads(self.experiment.threads):  # of this thread, which may not be the main one
+            try:
+                self.go(stop)
+            except Exception as error:
+                self.rescue()
+                if (clear := self.explained(error)) is not error:
+                    raise clear from error
+                raise
 
     def go(self, stop: Callable[[], bool]) -> None:
         saved = self.checkpoints.load()

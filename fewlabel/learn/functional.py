@@ -11,6 +11,8 @@ from fewlabel.core.tree import Tree
 class Headed(Protocol):
     """A network in two parts, like ours: `classify(features(x))` gives its logits, and dropout is in `classify`."""
 
+    all_dropout_in_head: bool  # or passes with dropout could not share the features
+
     def features(self, x: Tensor) -> Tensor: ...
 
     def classify(self, features: Tensor) -> Tensor: ...

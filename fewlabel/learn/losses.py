@@ -18,6 +18,12 @@ def adjusted(logits: Tensor, images: Labeled | None) -> Tensor:
     return logits if prior is None else logits + prior
 
 
+def supervised(model: nn.Module, images: Labeled | None, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the cross-entropy of a batch of these images, labels or fixed pseudo-labels."""
+    x, y = batch
+    return cross_entropy(adjusted(model(x), images), y)
+
+
 def proximal(model: nn.Module, anchor: Tree) -> Tensor:
     """Return FedProx's loss: half the squared distance of a network's parameters from those it started with."""
     parts = [(value - anchor[name]).square().sum() for name, value in model.named_parameters()]
@@ -42,7 +48,7 @@ def uda(weak: Tensor, strong: Tensor) -> Tensor:
 
 
 def annealed(logits: Tensor, y: Tensor, done: float, images: Labeled | None = None) -> Tensor:
-    """UDA's training-signal annealing: cross-entropy of the labeled images that are not yet learned too well.
+    """Return UDA's annealed loss: cross-entropy of the labeled images that the network is not yet too sure of.
 
     `done` is the share of the training that is over. An image counts while the probability of its true class is at most
     a bound. With `done`, the bound grows exponentially from 1/C to 1.

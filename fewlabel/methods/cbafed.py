@@ -34,8 +34,7 @@ from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor
 
 from fewlabel.core import tree
 from fewlabel.core.described import SUMS_DO, all_warmup
@@ -48,7 +47,7 @@ from fewlabel.core.tree import Tree
 from fewlabel.learn import residual
 from fewlabel.learn.consensus import by_kind
 from fewlabel.learn.loop import fit, paired
-from fewlabel.learn.losses import adjusted
+from fewlabel.learn.losses import supervised
 from fewlabel.learn.optim import Local, Optimizer, memory_of, optimizer
 from fewlabel.learn.teacher import Memory
 from fewlabel.learn.thresholds import class_shares, predict, select, thresholds
@@ -141,7 +140,7 @@ class CBAFed:
         counts, model = torch.zeros_like(state.counts), found.model
         for reply in found.replies:
             counts.add_(0 if reply.upload.counts is None else reply.upload.counts)  # eq. 7
-        lost = state.lost + int(warm and not found.replies)
+        lost = state.lost + int(warm and not any(reply.upload.used for reply in found.replies))
         before, turn = state.before, number if warm else number - self.warmup
         if self.residual and turn % self.skip == 0:
             share = self.blend_epochs if alone else self.blend_rounds
@@ -170,7 +169,7 @@ class CBAFed:
                 continue
             if not (unlabeled and self.labeling == "batch"):
                 batches = images.batches("weak", self.local.batch_size)
-                fit(model, steps, batches, partial(self.loss, model, images), self.local.clip)  # eq. 2, 18
+                fit(model, steps, batches, partial(supervised, model, images), self.local.clip)  # eq. 2, 18
             trained = images.y
         if not len(trained):
             return None
@@ -179,10 +178,6 @@ class CBAFed:
         site.score(tree.of(model))
         counts = torch.bincount(trained, minlength=site.num_classes) if self.balanced else None  # eq. 6, 19
         return Update(site.weights(), len(trained), counts)
-
-    def loss(self, model: nn.Module, images: Labeled | None, batch: tuple[Tensor, Tensor]) -> Tensor:
-        x, y = batch
-        return cross_entropy(adjusted(model(x), images), y)
 
     def labeled(self, site: Site[Memory], unlabeled: Unlabeled, index: Tensor, y: Tensor, epoch: int) -> Labeled:
         """Return a site's labeled images, if any, together with those that got a pseudo-label."""
@@ -200,7 +195,7 @@ class CBAFed:
         model, labels = site.model, torch.full((len(unlabeled),), -1, device=site.device)
 
         def loss(batch: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, ...] | None]) -> Tensor | None:
-            parts = [self.loss(model, site.labeled, batch[0])] if batch[0] else []
+            parts = [supervised(model, site.labeled, batch[0])] if batch[0] else []
             if batch[1]:
                 x, x_train, index = batch[1]
                 with torch.no_grad():
@@ -209,7 +204,7 @@ class CBAFed:
                 chosen, y = select(p, msg.thresholds, msg.tail)
                 if len(chosen) > 1:  # BatchNorm needs two
                     unlabeled.count(len(chosen))
-                    parts.append(self.loss(model, None, (x_train[chosen], y)))
+                    parts.append(supervised(model, None, (x_train[chosen], y)))
                     labels[index[chosen]] = y
             return torch.stack(parts).sum() if parts else None
 

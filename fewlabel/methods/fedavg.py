@@ -79,7 +79,7 @@ class FedAvg:
 
     @property
     def leaves(self) -> str:
-        return f"The weights after training. {SUMS_DO}" if self.sharing else "Nothing."
+        return f"The weights after training. {SUMS_DO[:-1]}, unless `patience` is set." if self.sharing else "Nothing."
 
     @property
     def needs_each_model(self) -> bool:

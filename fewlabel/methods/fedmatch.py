@@ -184,11 +184,8 @@ class FedMatch:
         for epoch in range(1, msg.epochs + 1):
             # With helpers, eq. 1 trains psi on the plain view, too.
             steps = paired(labeled, unlabeled, ("plain", "strong"), *self.sizes(site), 1 + bool(helpers))
-            by_labels, by_images = (
-                partial(self.supervised, net, site),
-                partial(self.unsupervised, net, helpers, site, epoch),
-            )
-            net.train(optimizers, steps, by_labels, by_images, self.local.clip)
+            losses = partial(self.supervised, net, site), partial(self.unsupervised, net, helpers, site, epoch)
+            net.train(optimizers, steps, *losses, self.local.clip)
         sigma = trimmed(frozen(net.sigma), msg.sigma, 0.0, self.keep_below)
         psi = trimmed(frozen(net.psi), received, self.zero_below, self.keep_below)
         site.score(tree.of(model) | together(sigma, psi))
@@ -203,7 +200,7 @@ class FedMatch:
         return self.local.batch_size, self.batch_unlabeled
 
     def supervised(self, net: Decomposed, site: Site[None], batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Eq. 5."""
+        """Return the loss of sigma, eq. 5."""
         x, y = batch
         return self.weight_labeled * cross_entropy(adjusted(net(x, net.sigma, frozen(net.psi)), site.labeled), y)
 

@@ -78,7 +78,7 @@ def build(
         if pretrained and not architecture.pretrained:
             raise BadInput(f"There are no pretrained weights for {name!r}; set model.pretrained = false.")
         if image_size < (smallest := architecture.smallest):
-            raise BadInput(f"{name} needs images of {smallest} pixels or more, but image_size is {image_size}.")
+            raise BadInput(f"{name} needs images of {smallest} pixels or more; raise data.image_size from {image_size}")
         options: dict[str, Any] = {} if dropout is None else {"dropout": dropout}
         if pretrained:
             options["pretrained"] = True

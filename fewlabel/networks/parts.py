@@ -15,6 +15,8 @@ Old = TypeVar("Old", bound=nn.Module)
 class Network(nn.Module):
     """A network whose logits are `head(backbone(x))`. Dropout is only in the head, right before its last layer."""
 
+    all_dropout_in_head = True
+
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.backbone = backbone

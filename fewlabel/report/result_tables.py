@@ -225,7 +225,12 @@ def about_differences(groups: Sequence[Group]) -> str:
 
 
 def about_unequal_work(groups: Sequence[Group]) -> Iterator[str]:
-    ratios = {row.label: ratio for g in groups for row in g.rows if abs((ratio := g.work(row)) - 1) > UNEQUAL}
+    ratios = {
+        row.label: ratio
+        for g in groups
+        for row in g.rows
+        if max(ratio := g.work(row), 1 / max(ratio, 1e-9)) > 1 + UNEQUAL
+    }
     if ratios:
         (label, ratio), *others = ratios.items()
         more = "".join(f", {other} on {its:.1f}" for other, its in others)

@@ -90,6 +90,10 @@ class Progress:
         return self.runs[0].run.directory == self.directory
 
     @property
+    def count(self) -> str:
+        return f"{len(self.runs)} run{'s' * (len(self.runs) != 1)}"
+
+    @property
     def finished(self) -> bool:
         return all(one.run.finished for one in self.runs)
 
@@ -118,7 +122,7 @@ class Progress:
         show = f"fewlabel show {shlex.quote(str(self.directory))}"
         if self.alone:
             return f"{self.directory} is finished: {show}" if self.finished else f"{self.directory} {self._how_far()}"
-        done = f"{self.directory}: {sum(one.run.finished for one in self.runs)} of {len(self.runs)} runs are finished"
+        done = f"{self.directory}: {sum(one.run.finished for one in self.runs)} of {self.count} finished"
         if self.finished or self.running:
             return f"{done}: {show}" if self.finished else done
         return f"{done}, and no process works on the others{self._tracebacks()}; to go on: do the same again"
@@ -163,7 +167,7 @@ class Progress:
     def rendered(self, width: int) -> RenderableType:
         """Return what a terminal shows."""
         done, whole = sum(one.reached for one in self.runs), sum(one.rounds for one in self.runs)
-        title = self.runs[0].run.title if self.alone else f"{len(self.runs)} runs in {self.directory}"
+        title = self.runs[0].run.title if self.alone else f"{self.count} in {self.directory}"
         counted = f"round {done} of {whole}" if self.alone else f"{done} of {whole} rounds"
         state = f", {span(self.seconds_left)} left" if self.seconds_left is not None else f", {self.state}"
         head = Table.grid(padding=(0, 2))

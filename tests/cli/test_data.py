@@ -169,6 +169,18 @@ def test_no_patient_is_on_two_sides_and_what_has_no_label_is_trained_on(tmp_path
     assert not np.array_equal(side, sides(parts, "published", 1)["all"])
 
 
+def test_copies_of_an_image_stay_on_one_side(tmp_path: Path) -> None:
+    for number in range(120):
+        grey(tmp_path / "ab"[number % 2] / f"{number}.png", number // 4 * 2 + number % 2)  # each twice
+    listing = list_images("folder", tmp_path)
+    side = sides(read_parts(listing), "published", 0)["all"]
+    where: dict[bytes, set[str]] = {}
+    for item, which in zip(listing.items, side, strict=True):
+        where.setdefault(item.file.read_bytes(), set()).add(which)
+    assert len(where) == 60
+    assert {len(splits) for splits in where.values()} == {1}
+
+
 def test_a_column_of_clients_deals_out_the_images(tmp_path: Path, fewlabel: Command) -> None:
     settings = ["data.name=csv", f"data.path={hospital(tmp_path)}", "clients.partition=by-column", "clients.count=3"]
     argv = sets(*settings)
@@ -469,7 +481,7 @@ def test_the_package_is_the_command_too() -> None:
         ("info folder", "needs data.path"),
         ("info pathmnist", "put pathmnist.npz into"),
         ("get folder", "nothing to download"),
-        ("check nowhere", "there is nothing at nowhere"),
+        ("check nowhere", "there is no file or folder nowhere"),
         ("check no", "there are no images in no"),
         ("check no --column label", "--column takes a=b"),
     ],

@@ -156,7 +156,7 @@ def round_of_list(self, state: Model, fed: Federation) -> list[int]: ...
 @pytest.mark.parametrize(
     ("method", "sentence"),
     [
-        (type("Bare", (), {}), "method Bare must be a frozen dataclass, its fields the hyper-parameters"),
+        (type("Bare", (), {}), "method Bare must be a frozen dataclass; its fields are its settings"),
         (make_dataclass("Thawed", []), "method Thawed must be a frozen dataclass"),
         (make_dataclass("Empty", [], frozen=True), "method Empty lacks label_places, init, round, model"),
         (make_dataclass("Needy", [("mu", float, field(kw_only=True))], bases=(Whole,), frozen=True),

@@ -594,7 +594,7 @@ def test_mistakes_in_npz_are_told(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     assert "needs data.path" in refused(lambda: list_images("folder", None))
-    assert "there is nothing at" in refused(lambda: list_images("csv", tmp_path / "no.csv"))
+    assert "there is no file or folder" in refused(lambda: list_images("csv", tmp_path / "no.csv"))
     assert "did you mean 'folder'?" in refused(lambda: list_images("csv", tmp_path))
     assert "there are no images" in refused(lambda: list_images("folder", tmp_path))
     grey(tmp_path / "x.png", 0)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
+import torch
 
 from fewlabel.core.errors import StorageError
 from fewlabel.core.federation import ClientError
@@ -451,3 +452,16 @@ def test_a_run_killed_after_its_last_round_only_writes_its_results(
     assert done == []
     assert result(directory) == undisturbed
     assert json.loads((directory / "summary.json").read_text())["last"]["round"] == 8
+
+
+def test_the_first_weights_do_not_depend_on_the_threads_of_the_process(run_dir: RunDir) -> None:
+    seen = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            directory = run_dir("model=tests.nets:orthogonal", "rounds=1", "data.image_size=32")
+            execute(directory, executor=Serial())
+        finally:
+            torch.set_num_threads(1)
+        seen.append((directory / "model.safetensors").read_bytes())
+    assert seen[0] == seen[1]

@@ -377,3 +377,14 @@ def test_an_executor_of_the_callers_is_left_open(run_dir: Callable[..., Path], p
     for _ in range(2):
         execute(run_dir("rounds=1"), executor=pool)
     assert (children(), descriptors()) == before
+
+
+def test_a_job_that_cannot_be_sent_is_not_waited_for(fed: Fed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lacks is a descriptor, say; `discard` would wait for its outcome forever."""
+    with Pool(1) as own:
+        world = fed(own)
+        monkeypatch.setattr("fewlabel.engine.pool.parcel", lambda *_: (_ for _ in ()).throw(OSError(24, "too many")))
+        with pytest.raises(OSError, match="too many"):
+            list(obey(world, [(0, Order("a"))]))
+        assert not own.tickets.under_way
+        own.discard()

@@ -101,7 +101,7 @@ def test_many_runs_are_lines_that_fit_those_at_work_first(
     assert "…" not in out
     code, _, err = told(capsys, str(waiting.parent))
     assert code == 3
-    assert "1 of 3 runs are finished, and no process works on the others; to go on: do the same again" in err
+    assert "1 of 3 runs finished, and no process works on the others; to go on: do the same again" in err
 
 
 def test_runs_alike_in_name_and_seed_are_told_apart_by_their_directories(

@@ -49,7 +49,7 @@ def list_images(
         raise BadInput(f"data.name = '{kind}' needs data.path, where the images are")
     path = Path(path).expanduser()
     if not path.exists():
-        raise BadInput(f"there is nothing at {path}, where data.path says that the images are")
+        raise BadInput(f"there is no file or folder {path}; give the place of your images (data.path in an experiment)")
     if kind == "folder" or (kind == "dicom" and path.is_dir()):
         listing = list_folder(path, kind)
     elif path.is_dir():

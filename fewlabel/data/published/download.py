@@ -60,7 +60,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Wait for other downloads into a folder. The second then finds what the first has downloaded."""
     opened = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network disks cannot
+        with suppress(StorageError):  # some network disks cannot
             storage.lock(opened)
         yield
     finally:
