@@ -392,7 +392,7 @@ def test_a_site_that_cannot_take_part_is_named_and_its_paths_stay_its_own(fedavg
     with pytest.raises(RunFailed, match=r"3 of 4 sites were there after 0.5 s; node 7002 is refused: its task") as told:
         serve(here, federate(whole, data, tmp_path / "run", patience=0.5))
     assert "secret" not in str(told.value)
-    assert "there is nothing at /secret/path" in capfd.readouterr().err
+    assert "there is no file or folder /secret/path" in capfd.readouterr().err
 
 
 def test_a_site_tells_its_counts_and_versions_and_nothing_else(fedavg, tmp_path):
