@@ -71,6 +71,7 @@ class FedAvg:
     weight_unlabeled: NonNegative = 1.0  # lambda_u: weight of the loss on unlabeled images
     confidence: Share = 0.75  # probability from which FixMatch uses a pseudo-label, as in FedMatch's paper
     batch_unlabeled: Count = 50  # images in an unlabeled batch
+    epochs_unlabeled: Count | None = None  # epochs of a round at clients without labels; by default the same
     sharing: bool = True  # average the clients' models; if false, each client trains for itself
     patience: Count | None = None  # a learning rate falls after so many rounds without a lower validation loss
     decay: Positive = 3.0  # a learning rate that falls is divided by this
@@ -135,12 +136,13 @@ class FedAvg:
         updates, taken = optimizer(model, self.local, site.labeled is not None), count()
         updates.lr *= msg.rate
         each = steps(site.labeled, unlabeled, *sizes)
+        epochs = self.local.epochs if site.labeled else self.epochs_unlabeled or self.local.epochs
 
         def loss(batch: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, ...] | None]) -> Tensor:
             parts, step = [], next(taken)
             if batch[0]:
                 x, y = batch[0]
-                done = (site.round - 1 + step / (self.local.epochs * each)) / site.rounds
+                done = (site.round - 1 + step / (epochs * each)) / site.rounds
                 if self.unlabeled == "uda":
                     parts.append(annealed(model(x), y, done, site.labeled))
                 else:
@@ -151,7 +153,7 @@ class FedAvg:
                 parts.append(self.proximal * proximal(model, msg.model))
             return torch.stack(parts).sum()
 
-        for _ in range(self.local.epochs):
+        for _ in range(epochs):
             batches = paired(site.labeled, unlabeled, ("weak", "strong"), *sizes)
             fit(model, updates, batches, loss, self.local.clip)
         site.score(model)

@@ -98,6 +98,7 @@ class FedMatch:
     patience: Count = 3  # a learning rate falls after so many rounds without a lower validation loss
     decay: Positive = 3.0  # a learning rate that falls is divided by this
     local: Local = Local(epochs=1, batch_size=10, lr=1e-4, momentum=0.9, weight_decay=0.0, clip=None)
+    epochs_unlabeled: Count | None = None  # epochs of a round at clients without labels; by default the same
     use_sigma: bool = True  # train sigma; if false, it stays as it was at first (an ablation of the paper)
     use_psi: bool = True  # train psi; if false, it stays as it was at first (an ablation of the paper)
     help_oneself: bool = True  # a client that helps the others gets its own psi as a helper, too
@@ -181,7 +182,8 @@ class FedMatch:
         received, helpers = unpack(msg.psi, empty), [unpack(psi, empty) for psi in msg.helpers]
         net = Decomposed(model, msg.sigma, received)
         optimizers = net.optimizers(self.local, msg.lr)
-        for epoch in range(1, msg.epochs + 1):
+        epochs = msg.epochs if labeled else self.epochs_unlabeled or msg.epochs
+        for epoch in range(1, epochs + 1):
             # With helpers, eq. 1 trains psi on the plain view, too.
             steps = paired(labeled, unlabeled, ("plain", "strong"), *self.sizes(site), 1 + bool(helpers))
             losses = partial(self.supervised, net, site), partial(self.unsupervised, net, helpers, site, epoch)

@@ -13,18 +13,19 @@ Departures from the paper, and decisions where it is silent:
 - Eq. 3 is computed with logarithms, because its exponential underflows for small clients.
 - Eq. 4: the paper calls N the number of classes. Here it is the number of images in a batch, as in the loss that the
   paper cites.
-- Adapting takes one epoch, at the client's learning rate, on weak views. Labeled clients adapt, too.
+- Adapting takes one epoch on weak views. Labeled clients adapt, too. The paper gives no learning rate for it; it is a
+  tenth of the client's (`pretraining_rate`), because at the full rate it undoes what the model has learned.
 - Student and teacher both start as the adapted model. With `student_from = "received"`, the student starts as the model
   that the client received.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fewlabel.core import tree
 from fewlabel.core.federation import SOME_CLIENTS, ClientInfo, Federation, Model, Site, broadcast
 from fewlabel.core.plots import CLIENT_WEIGHTS
-from fewlabel.core.schema import Natural, NonNegative
+from fewlabel.core.schema import Count, Natural, NonNegative, Positive
 from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn.consensus import by_distance
@@ -40,9 +41,11 @@ class IsoFed:
 
     beta: NonNegative = 1e4  # lambda_c: how fast a model's weight falls with its distance from the mean
     pretraining: Natural = 1  # epochs of information maximisation; 0 is the paper's "without PT"
+    pretraining_rate: Positive = 0.1  # learning rate of information maximisation, as a share of the client's
     student_from: Literal["pretrained", "received"] = "pretrained"  # the weights that the student starts with
     teacher: MeanTeacher = MeanTeacher(student_view="strong")
     local: Local = Local(epochs=1, batch_size=64, lr=0.03, lr_unlabeled=0.021)
+    epochs_unlabeled: Count | None = None  # epochs of a round at clients without labels; by default the same
 
     label_places = frozenset({SOME_CLIENTS})
     needs_each_model = True  # to compute its distance from the mean
@@ -73,7 +76,10 @@ class IsoFed:
     @on_client
     def local_update(self, site: Site[None], msg: Model) -> Model:
         model, local, labels = site.load(msg.model), self.local, site.labeled is not None
+        if not labels:
+            local = replace(local, epochs=self.epochs_unlabeled or local.epochs)
         steps = optimizer(model, local, labels)
+        steps.lr *= self.pretraining_rate
         for _ in range(self.pretraining):
             images = site.labeled or site.unlabeled
             batches = images.batches(size=local.batch_size) if images else ()

@@ -31,7 +31,7 @@ from tests.methods.test_rscfed import (
 )
 
 BARE = IsoFed(beta=0.0, pretraining=0, teacher=MeanTeacher(decay=0.75, student_view="strong"), local=STEP)
-FULL = replace(BARE, pretraining=1)
+FULL = replace(BARE, pretraining=1, pretraining_rate=1.0)
 
 # From START, as in the tests of RSCFed, a network is known by the a that it moved: SUPERVISED after a step on an image
 # with label 0, CONSISTENT after one towards the teacher that is still where the student is.
@@ -116,11 +116,18 @@ def test_isofed_eq_4_adapts_what_any_client_receives_and_the_teacher_begins_ther
     assert grown(method, **images) == approx(growth)
 
 
-def test_isofed_adapts_for_as_many_epochs_as_asked_at_the_clients_rate():
-    # So small steps that they add up: three of adapting, and none to speak of in training.
-    method = replace(FULL, pretraining=3, local=replace(STEP, lr=1.0, lr_unlabeled=1e-3))
-    expected = 1e-3 * (3 * GROWN + pull(math.log(3), math.log(3)))
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_isofed_adapts_for_as_many_epochs_as_asked_at_a_share_of_the_clients_rate(share):
+    # So small steps that they add up: three of adapting, and one of training.
+    method = replace(FULL, pretraining=3, pretraining_rate=share, local=replace(STEP, lr=1.0, lr_unlabeled=1e-3))
+    expected = 1e-3 * (3 * share * GROWN + pull(math.log(3), math.log(3)))
     assert grown(method, **UNLABELED) == pytest.approx(expected, rel=5e-3)
+
+
+def test_isofed_clients_without_labels_may_have_epochs_of_their_own():
+    method = replace(BARE, local=replace(STEP, lr=1e-3, epochs=3), epochs_unlabeled=2)
+    assert grown(method, **LABELED) == pytest.approx(3e-3 / 4, rel=5e-3)
+    assert grown(method, **UNLABELED) == pytest.approx(2e-3 * pull(math.log(3), math.log(3)), rel=5e-3)
 
 
 def test_isofed_adapts_and_trains_with_momentum_of_its_own_each():
@@ -174,6 +181,7 @@ def test_the_defaults_are_those_of_rscfed_and_of_the_paper():
     assert METHODS["isofed"] == IsoFed(
         beta=1e4,
         pretraining=1,
+        pretraining_rate=0.1,
         student_from="pretrained",
         teacher=MeanTeacher(decay=0.999, temperature=0.5, weight=1.0, student_view="strong", ramp=False),
         local=Local(epochs=1, batch_size=64, lr=0.03, lr_unlabeled=0.021),
