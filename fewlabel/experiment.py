@@ -87,6 +87,14 @@ def with_every_label(labels: Mapping[str, Any], stream: bool) -> dict[str, dict[
     return {"labels": changed} | ({"stream": {"data": "all"}} if stream else {})
 
 
+def sites_by_recipe(recipe: str, name: str) -> dict[str, Any]:
+    """Return the settings of a method that a recipe changes. A method of your own keeps its own."""
+    from fewlabel.methods import METHODS, by_recipe
+
+    method = ROWS[name][0] if name in ROWS else name
+    return by_recipe(method) if recipe == "fewlabel" and method in METHODS else {}
+
+
 def read_method(table: Any, where: str = "method") -> Any:
     """Read a method from its table: a name, and the settings that differ from the defaults of that name."""
     from fewlabel.core.tasks import check_method
@@ -118,9 +126,9 @@ def read_method(table: Any, where: str = "method") -> Any:
     return schema.read(type(base), overlay(schema.plain(base), table), where)
 
 
-def method_named(name: str) -> Any:
-    """Return the method of this name, or the one behind a row such as labels-only."""
-    return read_method(ROWS[name][0] if name in ROWS else name)
+def method_named(name: str, recipe: str = "printed") -> Any:
+    """Return the method of this name, or the one behind a row such as labels-only, as a recipe trains its sites."""
+    return read_method({"name": ROWS[name][0] if name in ROWS else name, **sites_by_recipe(recipe, name)})
 
 
 def plain_method(method: Any) -> dict[str, Any]:
@@ -174,7 +182,8 @@ class Experiment:
         if isinstance(self.method, str):
             row = ROWS.get(self.method)
             object.__setattr__(self, "name", self.name or self.method)
-            object.__setattr__(self, "method", method_named(self.method))
+            recipe = self.train if isinstance(self.train, str) else "printed"
+            object.__setattr__(self, "method", method_named(self.method, recipe))
             if row and row[1] and isinstance(self.labels, Labels):
                 changes = with_every_label(vars(self.labels), isinstance(self.stream, Stream))
                 for part_name, changed in changes.items():
@@ -278,12 +287,14 @@ def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
             raise BadInput(f"--set takes a.b=c, found '{change}'")
         key = key.strip()
         schema.assign(data, f"{key}.name" if key in NAMED else key, schema.parse(value.strip()))
-    if (recipe := data.pop("recipe", None)) is not None:  # which `train` may change in part
-        given = data.get("train", {})
-        data["train"] = overlay(schema.plain(recipe_named(str(recipe))), given) if isinstance(given, Mapping) else given
     method = data.get("method", {})
     name = str(method.get("name", "fedavg") if isinstance(method, dict) else method)
     data.setdefault("name", name)
+    if (recipe := data.pop("recipe", None)) is not None:  # which `train` and `method` may change in part
+        given = data.get("train", {})
+        data["train"] = overlay(schema.plain(recipe_named(str(recipe))), given) if isinstance(given, Mapping) else given
+        if isinstance(method, dict):
+            data["method"] = overlay(sites_by_recipe(str(recipe), name), method)
     if row := ROWS.get(name):
         labels = given if isinstance(given := data.get("labels"), Mapping) else {}
         more = with_every_label(labels, isinstance(data.get("stream"), Mapping)) if row[1] else {}

@@ -1,6 +1,7 @@
 """The recipe: a schedule, a mean over rounds, a loss that treats classes alike and a warm-up, for every method."""
 
 import math
+import tomllib
 from dataclasses import replace
 
 import pytest
@@ -38,13 +39,37 @@ def test_without_a_recipe_an_experiment_is_as_printed_and_stays_so():
     assert old.train is None
     assert old.recipe == RECIPES["printed"]
     assert "[train]" not in dumps(old)
-    assert read({"recipe": "fewlabel"}) == read({"train": {"schedule": "cosine", "average": 0.8,
-                                                           "balance": "logit-adjusted", "warmup": 0.25}})  # fmt: skip
+    whole = {"schedule": "cosine", "average": 0.8, "balance": "logit-adjusted", "warmup": 0.25}
+    assert read({"recipe": "fewlabel"}).train == read({"train": whole}).train
 
 
 def test_an_unknown_recipe_is_one_sentence():
     with pytest.raises(BadInput, match="there is no recipe 'fewlable'; did you mean 'fewlabel'"):
         read({"recipe": "fewlable"})
+
+
+# How sites train
+
+
+@pytest.mark.parametrize("name", [*METHODS, "labels-only", "all-labels"])
+def test_the_recipe_trains_the_sites_of_all_methods_alike(name):
+    method = read({"recipe": "fewlabel", "method": name}).method
+    assert (method.local.epochs, method.local.batch_size, method.local.momentum) == (3, 32, 0.9)
+    assert method.local.lr * getattr(method, "weight_labeled", 1) == pytest.approx(0.03)
+    assert getattr(method, "epochs_unlabeled", 1) == 1
+    assert Experiment(method=name, train="fewlabel").method == method
+
+
+def test_settings_of_a_method_win_over_the_recipe():
+    method = read({"recipe": "fewlabel", "method": {"name": "cbafed", "beta": 0.1}}, ["method.local.lr=0.1"]).method
+    assert (method.local.lr, method.local.epochs, method.beta) == (0.1, 3, 0.1)
+    assert read({"recipe": "printed", "method": "cbafed"}).method == METHODS["cbafed"]
+
+
+def test_what_a_recipe_resolved_is_written_and_read_without_it():
+    resolved = read({"recipe": "fewlabel", "method": "fedmatch"})
+    assert "recipe" not in dumps(resolved)
+    assert read(tomllib.loads(dumps(resolved))) == resolved
 
 
 # The schedule

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from fewlabel.core.schema import plain
 from fewlabel.learn.optim import Local
 from fewlabel.learn.teacher import MeanTeacher
 from fewlabel.methods.cbafed import CBAFed
@@ -75,7 +76,9 @@ METHODS: dict[str, Any] = {
     "fed-consist-batch": CBAFed(labeling="batch", labeled_share=0.5, **PLAIN_LABELS),  # as CBAFed's paper has it
     "fed-consist-plus": CBAFed(**PLAIN_LABELS),
     "fed-consistency": FedIRM(relation_weight=0.0),  # as FedIRM's paper has it
-    "fed-selftraining": CBAFed(labeling="refreshed", threshold=0.0, warmup=0, local=FedIRM().local, **PLAIN_LABELS),
+    "fed-selftraining": CBAFed(  # with the warm-up that FedIRM's authors give to all rows; without one it collapses
+        labeling="refreshed", threshold=0.0, warmup=20, warmup_epochs=1, local=FedIRM().local, **PLAIN_LABELS
+    ),
     "fedavg-plus": CBAFed(labeling="none", warmup=0),
     "mt-wfedavg": RSCFed(sub_sampling=False, labeled_share=None, teacher=MeanTeacher(student_view="strong")),
 }
@@ -102,3 +105,21 @@ ABOUT = {
     "fedavg-plus": "FedAvg among labeled clients, with residual weights: FedAvg+ of CBAFed's paper.",
     "mt-wfedavg": "Mean teachers, and an average by distance: MT+wFed-Avg of IsoFed's paper.",
 }
+
+# How sites train by the recipe `fewlabel`: the same for all methods, because the papers' settings differ widely.
+SITES = Local(epochs=3, batch_size=32, lr=0.03, lr_unlabeled=0.02)
+
+
+def by_recipe(name: str) -> dict[str, Any]:
+    """Return what the recipe `fewlabel` changes in a method's settings: how sites train in a round.
+
+    Sites train for three epochs on labels, and for one on unlabeled images.
+    """
+    method = METHODS[name]
+    local = SITES
+    if weight := getattr(method, "weight_labeled", 0):  # ten times the loss needs a tenth of the rate
+        local = replace(
+            local, lr=SITES.lr / weight, lr_unlabeled=None, weight_decay=0.0, clip=(SITES.clip or 0) * weight
+        )
+    warmup = {"warmup": 0} if name == "fed-selftraining" else {}  # the recipe has one
+    return {"local": plain(local), **({"epochs_unlabeled": 1} if hasattr(method, "epochs_unlabeled") else {}), **warmup}

@@ -470,7 +470,7 @@ def test_the_rows_are_what_the_paper_and_its_code_say():
     assert METHODS["fed-consist-batch"] == replace(paper, labeling="batch", labeled_share=0.5, **plain)
     assert METHODS["fed-consist-plus"] == replace(paper, **plain)
     assert METHODS["fedavg-plus"] == replace(paper, labeling="none", warmup=0)
-    training = {"labeling": "refreshed", "threshold": 0.0, "warmup": 0, "local": FedIRM().local}
+    training = {"labeling": "refreshed", "threshold": 0.0, "warmup": 20, "warmup_epochs": 1, "local": FedIRM().local}
     assert METHODS["fed-selftraining"] == replace(paper, **training, **plain)
 
 
