@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fewlabel.core.errors import BadInput
-from fewlabel.networks import papers, vision
+from fewlabel.networks import papers, small, vision
 from fewlabel.networks.parts import Network, group_norm, replace
 
 __all__ = ["MODELS", "Architecture", "Network", "build", "image_size"]
@@ -27,6 +27,9 @@ class Architecture:
 
 
 MODELS: dict[str, Architecture] = {
+    "small-resnet": Architecture(
+        small.small_resnet, "small residual network with GroupNorm, for 28 to 64 pixels: fast on a CPU", 32
+    ),
     "simple-cnn": Architecture(
         papers.simple_cnn, "RSCFed's small CNN: 2 convolutions, 5 linear layers", 32, smallest=16
     ),
@@ -84,7 +87,7 @@ def build(
             options["pretrained"] = True
         network = architecture.build(in_channels, num_classes, image_size, **options)
     if norm == "group":
-        if not any(isinstance(module, nn.BatchNorm2d) for module in network.modules()):
+        if not any(isinstance(module, nn.BatchNorm2d | nn.GroupNorm) for module in network.modules()):
             raise BadInput(f"{name} has no BatchNorm2d to replace; set model.norm = 'batch'.")
         replace(network, nn.BatchNorm2d, group_norm)
     return network
