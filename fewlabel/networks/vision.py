@@ -25,6 +25,9 @@ from fewlabel.networks.parts import Network, head, replace, rscfed_head
 # torch.hub waits for ever, but people who are offline should get an error at once.
 CONNECT_SECONDS = 10
 
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std per channel, for pixels in 0..1
+IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # of all weights of torchvision
+
 
 def resnet18(
     in_channels: int, num_classes: int, image_size: int, *, dropout: float = 0.0, pretrained: bool = False
