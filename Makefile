@@ -19,7 +19,7 @@ docs: .venv/installed-docs  # the manual, in docs/_build/html
 results: .venv/installed  # the tables of docs/RESULTS.md, from docs/results/
 	$(BIN)/python -m experiments.study render
 
-results-run: .venv/installed  # the runs behind them: hours, one run per core; again, it goes on
+results-run: .venv/installed-dev  # the runs behind them: hours, one run per core; again, it goes on
 	nice -n 10 $(BIN)/python -m experiments.study run $(TABLES)
 
 bench: .venv/installed-dev .venv-bench/installed  # speed beside plain PyTorch, Flower and pfl: half an hour on a machine that is left alone

@@ -27,12 +27,19 @@ from fewlabel.data.settings import Views as Views
 
 @dataclass(frozen=True)
 class Net:
-    name: str = "simple-cnn"  # a network of `fewlabel list models`, or package.module:function of your own
-    norm: Literal["batch", "group"] = "batch"  # how its layers are normalised
+    name: str = "simple-cnn"  # a network of `fewlabel list models`, timm:NAME, or package.module:function of your own
+    norm: Literal["batch", "group"] = "batch"  # group: GroupNorm in the place of every BatchNorm
     dropout: Share | None = None  # before the classifier; by default the network's own
-    pretrained: bool = False  # start from weights trained on ImageNet
+    pretrained: bool = False  # start from weights trained on ImageNet or the like, with their mean and std
     buffers: Literal["global", "local", "recomputed"] = "global"  # BatchNorm statistics: averaged like weights, kept at
     #   each client, or recomputed over all clients' images
+
+
+def network_for(data: str) -> str:
+    """Return the network for a data set, if nobody has named one: the small ResNet for images of your own."""
+    from fewlabel.data.own.listing import KINDS
+
+    return "small-resnet" if data in KINDS or ":" in data else Net.name
 
 
 @dataclass(frozen=True)

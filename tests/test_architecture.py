@@ -161,7 +161,8 @@ def assert_no_circle(edges: dict[str, set[str]]) -> None:
 
 
 HEAVY = {
-    "torch", "torchvision", "matplotlib", "numpy", "sklearn", "scipy", "flwr", "ray", "onnx", "pydicom", "PIL", "rich",
+    "torch", "torchvision", "timm", "huggingface_hub", "matplotlib", "numpy", "sklearn", "scipy", "flwr", "ray", "onnx",
+    "pydicom", "PIL", "rich",
 }  # fmt: skip
 
 
@@ -256,9 +257,10 @@ def test_flower_is_known_to_its_transport_and_to_its_simulation():
     assert {name for name, _ in places("flwr")} <= known
 
 
-def test_torchvision_is_known_to_the_networks_and_loads_when_one_is_built():
-    assert {name.split(".")[0] for name, _ in places("torchvision")} == {"networks"}
-    assert {when for _, when in places("torchvision")} == {"late"}
+@pytest.mark.parametrize("library", ["torchvision", "timm", "huggingface_hub"])
+def test_libraries_of_networks_are_known_to_the_networks_and_load_when_one_is_built(library):
+    assert {name.split(".")[0] for name, _ in places(library)} == {"networks"}
+    assert {when for _, when in places(library)} == {"late"}
 
 
 @pytest.mark.parametrize("library", ["sklearn", "matplotlib", "torchvision", "tensorboard", "mlflow", "ray"])

@@ -38,7 +38,7 @@ from fewlabel.deploy.site_folder import SiteConfig
 from fewlabel.deploy.site_process import Parts, attempt
 from fewlabel.engine.run import versions
 from fewlabel.engine.worker import Worker
-from fewlabel.engine.world import World
+from fewlabel.engine.world import World, normalised
 from fewlabel.experiment import Experiment, read
 
 FRAMEWORK = {"pixels": "", "statistics": "", "evaluate": "test"}  # kinds of jobs that are no method's, and their task
@@ -171,7 +171,8 @@ def trusted(text: str, modules: list[str]) -> Experiment:
         name = given.get("name") if isinstance(given, Mapping) else given
         if not isinstance(name, str | None):
             raise BadInput(f"the name of the {part} is no text")
-        if name and ":" in name and name.partition(":")[0] not in modules:
+        trusts = [*modules, "timm"] if part == "model" else modules  # FewLabel builds timm's networks itself
+        if name and ":" in name and name.partition(":")[0] not in trusts:
             raise BadInput(f"{part} '{name}' is not FewLabel's, and this site trusts no module of that name")
     return read(table)
 
@@ -213,7 +214,8 @@ def images(path: Path, kind: str, experiment: Experiment, terms: Terms) -> dict[
 
 def viewed(pixels: torch.Tensor, experiment: Experiment, terms: Terms) -> Images:
     """Return images as all sites see them. While mean and std are open, nobody looks at them."""
-    return Images(pixels, terms.mean or (), terms.std or (), experiment.views.weak, experiment.views.strong)
+    images = Images(pixels, terms.mean or (), terms.std or (), experiment.views.weak, experiment.views.strong)
+    return normalised(experiment, images)
 
 
 def world(

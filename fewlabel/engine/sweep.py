@@ -57,7 +57,8 @@ def place(experiment: Experiment, root: Path) -> Path:
 def own_code(experiment: Experiment) -> bytes:
     """Return the code of a user's own method or network, because its runs must be done again after an edit."""
     names = [type(experiment.method).__module__, *experiment.model.name.split(":")[:-1]]
-    files = [getattr(import_module(name), "__file__", None) for name in names if not name.startswith("fewlabel.")]
+    own = [name for name in names if name != "timm" and not name.startswith("fewlabel.")]
+    files = [getattr(import_module(name), "__file__", None) for name in own]
     return b"".join(Path(file).read_bytes() for file in files if file)
 
 

@@ -14,6 +14,7 @@ from fewlabel.core.federation import ClientInfo, Site
 from fewlabel.core.images import Labeled, Tally, Unlabeled
 from fewlabel.core.rng import Rng
 from fewlabel.data import datasets
+from fewlabel.data.images import Images
 from fewlabel.data.own.listing import TABLES
 from fewlabel.data.partition import Holding, Partition
 from fewlabel.engine import record
@@ -140,7 +141,19 @@ def dataset_of(experiment: Experiment, fresh: bool = False) -> datasets.Dataset:
     wanted = {f.name: getattr(experiment.data, f.name) for f in fields(experiment.data)}
     if experiment.clients.column and experiment.data.name in TABLES:  # any column of the table may name the clients
         wanted["columns"] = {**experiment.data.columns, "client": experiment.clients.column}
-    return datasets.load(**wanted | {"image_size": image_size(experiment), "fresh": fresh})
+    dataset = datasets.load(**wanted | {"image_size": image_size(experiment), "fresh": fresh})
+    splits = {
+        name: replace(split, images=normalised(experiment, split.images)) for name, split in dataset.splits.items()
+    }
+    return replace(dataset, splits=splits)
+
+
+def normalised(experiment: Experiment, images: Images) -> Images:
+    """Return the same images with the mean and std that pretrained weights want, if the experiment has such weights."""
+    if not experiment.model.pretrained:
+        return images
+    mean, std = networks.normalisation(experiment.model.name, images.pixels.shape[1])
+    return replace(images, mean=mean, std=std)
 
 
 def image_size(experiment: Experiment) -> int:

@@ -9,10 +9,14 @@ from typing import Any
 from torch import nn
 
 from fewlabel.core.errors import BadInput
-from fewlabel.networks import papers, vision
+from fewlabel.networks import papers, small, vision
 from fewlabel.networks.parts import Network, group_norm, replace
+from fewlabel.networks.timm import timm_image_size, timm_network, timm_normalisation
+from fewlabel.networks.vision import IMAGENET, Normalisation
 
-__all__ = ["MODELS", "Architecture", "Network", "build", "image_size"]
+__all__ = ["MODELS", "Architecture", "Network", "build", "image_size", "normalisation"]
+
+TIMM = "timm:"
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,9 @@ class Architecture:
 
 
 MODELS: dict[str, Architecture] = {
+    "small-resnet": Architecture(
+        small.small_resnet, "small residual network with GroupNorm, for 28 to 64 pixels: fast on a CPU", 32
+    ),
     "simple-cnn": Architecture(
         papers.simple_cnn, "RSCFed's small CNN: 2 convolutions, 5 linear layers", 32, smallest=16
     ),
@@ -57,7 +64,9 @@ def build(
     dropout: float | None = None,
     pretrained: bool = False,
 ) -> nn.Module:
-    """Build the network `name`, or call `package.module:callable`. Weights are drawn from torch's global generator.
+    """Build the network `name`, or timm's `timm:name`, or call `package.module:callable`.
+
+    Weights are drawn from torch's global generator.
 
     `dropout` None means the network's own. `norm` "group" replaces every BatchNorm2d by GroupNorm.
     """
@@ -69,8 +78,13 @@ def build(
         raise BadInput("Pretrained weights need the batch norm they were trained with; set model.norm = 'batch'.")
     if pretrained and in_channels not in (1, 3):
         raise BadInput(f"Pretrained weights take 1 or 3 channels, not {in_channels}; set model.pretrained = false.")
-    if ":" in name:
-        if dropout is not None or pretrained:
+    options: dict[str, Any] = {} if dropout is None else {"dropout": dropout}
+    if pretrained:
+        options["pretrained"] = True
+    if name.startswith(TIMM):
+        network: nn.Module = timm_network(name.removeprefix(TIMM), in_channels, num_classes, image_size, **options)
+    elif ":" in name:
+        if options:
             raise BadInput(f"{name!r} has its own dropout and weights; unset model.dropout and model.pretrained.")
         network = _custom(name, in_channels, num_classes, image_size)
     else:
@@ -79,12 +93,9 @@ def build(
             raise BadInput(f"There are no pretrained weights for {name!r}; set model.pretrained = false.")
         if image_size < (smallest := architecture.smallest):
             raise BadInput(f"{name} needs images of {smallest} pixels or more; raise data.image_size from {image_size}")
-        options: dict[str, Any] = {} if dropout is None else {"dropout": dropout}
-        if pretrained:
-            options["pretrained"] = True
         network = architecture.build(in_channels, num_classes, image_size, **options)
     if norm == "group":
-        if not any(isinstance(module, nn.BatchNorm2d) for module in network.modules()):
+        if not any(isinstance(module, nn.BatchNorm2d | nn.GroupNorm) for module in network.modules()):
             raise BadInput(f"{name} has no BatchNorm2d to replace; set model.norm = 'batch'.")
         replace(network, nn.BatchNorm2d, group_norm)
     return network
@@ -92,7 +103,17 @@ def build(
 
 def image_size(name: str) -> int:
     """Return the size to which images are resized for this network by default."""
+    if name.startswith(TIMM):
+        return timm_image_size(name.removeprefix(TIMM))
     return 32 if ":" in name else _architecture(name).image_size
+
+
+def normalisation(name: str, channels: int) -> Normalisation:
+    """Return the mean and std with which the pretrained weights of this network were trained."""
+    mean, std = timm_normalisation(name.removeprefix(TIMM)) if name.startswith(TIMM) else IMAGENET
+    if channels == 1:  # a grey image stands for three equal channels
+        return (sum(mean) / len(mean),), (sum(std) / len(std),)
+    return mean, std
 
 
 def _architecture(name: str) -> Architecture:

@@ -130,13 +130,17 @@ def replace(module: nn.Module, old: type[Old], new: Callable[[Old], nn.Module]) 
             replace(child, old, new)
 
 
-def group_norm(batch_norm: nn.BatchNorm2d) -> nn.GroupNorm:
-    """Make a GroupNorm with the same affine map and as many groups, up to 32, as divide the channels."""
+def group_norm(batch_norm: nn.BatchNorm2d) -> nn.Module:
+    """Make a GroupNorm with the same affine map and as many groups, up to 32, as divide the channels.
+
+    A BatchNorm of timm's may include what follows it.
+    """
     channels = batch_norm.num_features
     groups = max(n for n in range(1, 33) if channels % n == 0)
     norm = nn.GroupNorm(groups, channels, eps=batch_norm.eps, affine=batch_norm.affine)
     norm.weight, norm.bias = batch_norm.weight, batch_norm.bias
-    return norm
+    after = [layer for name in ("drop", "act") if (layer := getattr(batch_norm, name, None)) is not None]
+    return nn.Sequential(norm, *after) if after else norm
 
 
 @torch.no_grad()

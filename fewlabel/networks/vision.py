@@ -5,8 +5,8 @@ resnet18_cifar  RSCFed's for ISIC: a 3x3 stem with stride 1, no max-pool, and RS
 densenet121     FedIRM's: dropout before a classifier whose bias starts at 0
 vit_tiny        CBAFed's second backbone, in DeiT's tiny size: 192 wide, 12 layers, 3 heads
 
-torchvision is imported inside the functions, because that takes seconds. Weights keep its names, below `backbone.`.
-For three channels a seed draws the same numbers as in torchvision, except for the CIFAR stem.
+torchvision is imported late, because that takes seconds and not everybody has installed it. Weights keep its names,
+below `backbone.`. For three channels a seed draws the same numbers as in torchvision, except for the CIFAR stem.
 """
 
 import hashlib
@@ -25,27 +25,26 @@ from fewlabel.networks.parts import Network, head, replace, rscfed_head
 # torch.hub waits for ever, but people who are offline should get an error at once.
 CONNECT_SECONDS = 10
 
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std per channel, for pixels in 0..1
+IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # of all weights of torchvision
+
 
 def resnet18(
     in_channels: int, num_classes: int, image_size: int, *, dropout: float = 0.0, pretrained: bool = False
 ) -> Network:
-    from torchvision.models import ResNet18_Weights
-    from torchvision.models import resnet18 as torchvision_resnet18
-
-    net = torchvision_resnet18(num_classes=num_classes)
+    models = _torchvision("resnet18")
+    net = models.resnet18(num_classes=num_classes)
     classifier, net.fc = net.fc, nn.Identity()
     if in_channels != 3:
         net.conv1 = _resnet_stem(nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False))
     if pretrained:
-        state = imagenet_weights(ResNet18_Weights.IMAGENET1K_V1.url)
+        state = imagenet_weights(models.ResNet18_Weights.IMAGENET1K_V1.url)
         _load(net, state, stem="conv1.weight", classifier="fc.", in_channels=in_channels)
     return Network(net, head(classifier, dropout))
 
 
 def resnet18_cifar(in_channels: int, num_classes: int, image_size: int, *, dropout: float = 0.0) -> Network:
-    from torchvision.models import resnet18 as torchvision_resnet18
-
-    net = torchvision_resnet18()
+    net = _torchvision("resnet18-cifar").resnet18()
     net.conv1 = _resnet_stem(nn.Conv2d(in_channels, 64, 3, padding=1, bias=False))
     net.maxpool = nn.Identity()
     net.fc = nn.Identity()
@@ -55,16 +54,14 @@ def resnet18_cifar(in_channels: int, num_classes: int, image_size: int, *, dropo
 def densenet121(
     in_channels: int, num_classes: int, image_size: int, *, dropout: float = 0.2, pretrained: bool = False
 ) -> Network:
-    from torchvision.models import DenseNet121_Weights
-    from torchvision.models import densenet121 as torchvision_densenet121
-
-    net = torchvision_densenet121(num_classes=num_classes)
+    models = _torchvision("densenet121")
+    net = models.densenet121(num_classes=num_classes)
     classifier, net.classifier = net.classifier, nn.Identity()
     if in_channels != 3:
         net.features.conv0 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
         nn.init.kaiming_normal_(net.features.conv0.weight)
     if pretrained:
-        state = imagenet_weights(DenseNet121_Weights.IMAGENET1K_V1.url)
+        state = imagenet_weights(models.DenseNet121_Weights.IMAGENET1K_V1.url)
         # The stored file is older than PyTorch's ban on dots in module names.
         state = {re.sub(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)", r"\1", key): state[key] for key in state}
         _load(net, state, stem="features.conv0.weight", classifier="classifier.", in_channels=in_channels)
@@ -72,15 +69,14 @@ def densenet121(
 
 
 def vit_tiny(in_channels: int, num_classes: int, image_size: int, *, dropout: float = 0.0) -> Network:
-    from torchvision.models import VisionTransformer
-
+    models = _torchvision("vit-tiny")
     # At 224 pixels a patch has 16. At 32 pixels that would leave four patches, and 4 leaves 64.
     patch = 4 if image_size <= 64 else 16
     if image_size % patch:
         raise BadInput(
             f"vit-tiny cuts images into patches of {patch}, so image_size {image_size} must be a multiple of it."
         )
-    net = VisionTransformer(
+    net = models.VisionTransformer(
         image_size, patch, num_layers=12, num_heads=3, hidden_dim=192, mlp_dim=768, num_classes=num_classes
     )
     classifier, net.heads = net.heads.head, nn.Identity()
@@ -91,6 +87,16 @@ def vit_tiny(in_channels: int, num_classes: int, image_size: int, *, dropout: fl
     # These dropouts have rate 0, but Monte-Carlo code must find dropout only in the head.
     replace(net, nn.Dropout, lambda _: nn.Identity())
     return Network(net, head(classifier, dropout))
+
+
+def _torchvision(name: str) -> Any:
+    try:
+        from torchvision import models
+    except ImportError:
+        raise BadInput(
+            f"model '{name}' needs torchvision, which is not installed: pip install 'fewlabel[vision]'"
+        ) from None
+    return models
 
 
 def _resnet_stem(conv: nn.Conv2d) -> nn.Conv2d:

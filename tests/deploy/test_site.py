@@ -29,7 +29,7 @@ from fewlabel.engine import checkpoint
 from fewlabel.engine.executor import Job
 from fewlabel.engine.record import read_rounds
 from fewlabel.engine.world import dataset_of
-from fewlabel.experiment import Experiment, dumps
+from fewlabel.experiment import Experiment, Net, dumps
 from fewlabel.methods import METHODS
 from tests.data.test_own import dicom
 from tests.deploy.federated import experiment, federate, grey, local_grid, reply_with, simulated, split, weights
@@ -282,6 +282,21 @@ def test_a_name_that_is_no_text_names_no_code():
 
 
 # What sites test on
+
+
+def test_a_server_may_name_a_network_of_timms_but_no_other_code_there():
+    assert deployed.trusted('model = "timm:resnet18"', []).model.name == "timm:resnet18"
+    for part in ("method", "data"):
+        with pytest.raises(BadInput, match="trusts no module"):
+            deployed.trusted(f'{part} = "timm:create_model"', [])
+
+
+def test_a_site_normalises_for_pretrained_weights_as_the_simulator_does():
+    terms = Terms(("a", "b"), 3, 8, (0.1, 0.1, 0.1), (0.2, 0.2, 0.2))
+    pixels = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+    assert deployed.viewed(pixels, Experiment(model="resnet18"), terms).mean == (0.1, 0.1, 0.1)
+    seen = deployed.viewed(pixels, Experiment(model=Net("resnet18", pretrained=True)), terms)
+    assert (seen.mean, seen.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def test_counts_that_leave_a_site_by_hand():

@@ -105,6 +105,16 @@ def test_vit_tiny_has_the_parameters_of_deit_tiny(size: int, patch: int, tokens:
         assert by_hand == 5_717_416  # timm's vit_tiny_patch16_224
 
 
+def test_small_resnet_has_three_convolutions_per_block_and_groups_of_eight_channels() -> None:
+    def block(inputs: int, outputs: int) -> int:
+        return 9 * inputs * outputs + 9 * outputs**2 + inputs * outputs + 2 * 2 * outputs
+
+    by_hand = (3 * 25 * 32 + 2 * 32) + block(32, 64) + block(64, 128) + (128 * 10 + 10)
+    assert parameters(network("small-resnet")) == by_hand == 291_242
+    norms = [module for module in network("small-resnet").modules() if isinstance(module, nn.GroupNorm)]
+    assert [(norm.num_channels, norm.num_groups) for norm in norms] == [(32, 4), (64, 8), (64, 8), (128, 16), (128, 16)]
+
+
 # The one convention
 
 
@@ -232,6 +242,21 @@ def test_group_norm_leaves_no_batch_norm_and_no_buffers(name: str) -> None:
 def test_group_norm_is_refused_where_there_is_no_batch_norm() -> None:
     with pytest.raises(BadInput, match=r"simple-cnn has no BatchNorm2d to replace; set model\.norm = 'batch'"):
         build("simple-cnn", 3, 10, 32, norm="group")
+
+
+def test_small_resnet_has_group_norm_already_and_keeps_it() -> None:
+    for norm in ("batch", "group"):
+        net = seeded("small-resnet", 3, 10, 32, norm=norm).eval()
+        assert list(net.buffers()) == []
+        with torch.no_grad():
+            assert torch.equal(net(images(3, 32)), network("small-resnet")(images(3, 32)))
+
+
+def test_small_resnet_sees_each_image_alone_and_takes_large_ones() -> None:
+    net, x = network("small-resnet").train(), images(3, 224, number=3)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x)[:1], net(x[:1]))
+    net.eval()
 
 
 def test_group_norm_takes_the_most_groups_that_divide_the_channels(custom: types.ModuleType) -> None:
@@ -422,8 +447,8 @@ def test_the_default_image_sizes_suit_their_networks() -> None:
     assert all(entry.about and "\n" not in entry.about for entry in MODELS.values())
 
 
-def test_importing_the_models_does_not_import_torchvision() -> None:
-    code = "import sys, fewlabel.networks; sys.exit('torchvision' in sys.modules)"
+def test_importing_the_models_imports_neither_torchvision_nor_timm() -> None:
+    code = "import sys, fewlabel.networks; sys.exit('torchvision' in sys.modules or 'timm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 
