@@ -8,8 +8,6 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
-from typing import get_args
 
 import click
 import typer
@@ -18,7 +16,7 @@ import fewlabel
 from fewlabel import learn
 from fewlabel.cli.main import app
 from fewlabel.core import described
-from fewlabel.core.tasks import tasks
+from fewlabel.core.tasks import field_names, tasks
 from fewlabel.methods import METHODS
 from fewlabel.report import terminal
 
@@ -68,8 +66,7 @@ def leaves(method: str) -> str:
 
 def contents(kind: object) -> str:
     """Return the fields of a message's type."""
-    parts = [part for part in get_args(kind) or (kind,) if is_dataclass(part)]
-    return ", ".join(f"`{f.name}`" for part in parts for f in fields(part)) or "nothing"
+    return ", ".join(f"`{name}`" for name in field_names(kind)) or "nothing"
 
 
 def paragraphs(method: str) -> list[str]:

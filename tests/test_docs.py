@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fewlabel.engine import conformance
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
@@ -48,6 +50,15 @@ def test_the_second_method_of_the_page_on_own_methods_runs(tmp_path, monkeypatch
     assert "pseudo-labels: coverage" in printed
     (line, *_) = next(Path("runs").glob("*/rounds.jsonl")).read_text().splitlines()
     assert '"validation_loss"' in line
+
+
+@pytest.mark.parametrize("name", ["follow:Follow", pytest.param("halving:Halving", marks=pytest.mark.slow)])
+def test_methods_of_the_page_on_own_methods_keep_what_every_method_must(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    console.write_files(DOCS / "own-method.md")
+    promises = console.printed(f"fewlabel check-method {name}").splitlines()
+    assert len(promises) > len(conformance.CHECKS)
+    assert [line for line in promises if not line.startswith("ok  ")] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
