@@ -1,6 +1,7 @@
 """Make the parts of the manual that come from the code. A page asks for one by `<!-- generated: settings rscfed -->`.
 
-A line in *(brackets)* below it is for people who read the page on GitHub. The manual leaves it out.
+A line in *(brackets)* below it is for people who read the page on GitHub. The manual leaves it out. The pages of
+methods have the parts in their source, up to `<!-- end generated -->`; `python docs/generated.py` writes them anew.
 """
 
 import inspect
@@ -8,8 +9,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
-from typing import get_args
+from pathlib import Path
 
 import click
 import typer
@@ -18,7 +18,7 @@ import fewlabel
 from fewlabel import learn
 from fewlabel.cli.main import app
 from fewlabel.core import described
-from fewlabel.core.tasks import tasks
+from fewlabel.core.tasks import field_names, tasks
 from fewlabel.methods import METHODS
 from fewlabel.report import terminal
 
@@ -68,8 +68,7 @@ def leaves(method: str) -> str:
 
 def contents(kind: object) -> str:
     """Return the fields of a message's type."""
-    parts = [part for part in get_args(kind) or (kind,) if is_dataclass(part)]
-    return ", ".join(f"`{f.name}`" for part in parts for f in fields(part)) or "nothing"
+    return ", ".join(f"`{name}`" for name in field_names(kind)) or "nothing"
 
 
 def paragraphs(method: str) -> list[str]:
@@ -141,7 +140,25 @@ def rst(parts: Iterable[str]) -> str:
 PARTS = {part.__name__: part for part in (settings, names, methods, leaves, idea, differs, cli, python)}
 
 
+MARK = re.compile(r"(<!-- generated: (\w+) ?([\w-]*) -->)(?:\n\*\(.*\)\*|(\n.*?\n<!-- end generated -->))?", re.S)
+
+
+def part(mark: re.Match[str]) -> str:
+    return PARTS[mark[2]](*filter(None, [mark[3]]))
+
+
 def expand(page: str) -> str:
     """Return a page with its generated parts."""
-    marks = r"<!-- generated: (\w+) ?([\w-]*) -->(?:\n\*\(.*\)\*)?"
-    return re.sub(marks, lambda m: PARTS[m[1]](*filter(None, [m[2]])), page)
+    return MARK.sub(part, page)
+
+
+def written(page: str) -> str:
+    """Return a page whose generated parts are also in its source, as they are today. Others stay as they are."""
+    return MARK.sub(lambda mark: f"{mark[1]}\n{part(mark)}\n<!-- end generated -->" if mark[4] else mark[0], page)
+
+
+PAGES = sorted((Path(__file__).parent / "methods").glob("*.md"))
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(written(path.read_text()))

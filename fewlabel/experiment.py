@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import tomli_w
@@ -108,7 +109,9 @@ def read_method(table: Any, where: str = "method") -> Any:
     from fewlabel.methods import METHODS
 
     if not isinstance(table, str | Mapping):
-        raise BadInput(f"{where} must be a name or a table, found {table!r}")
+        several = "; settings of several methods go into tables such as [methods.fedprox]"
+        found = f"a list{several}" if isinstance(table, list) else repr(table)
+        raise BadInput(f"{where} must be a name or a table, found {found}")
     table = {"name": table} if isinstance(table, str) else dict(table)
     name = str(table.pop("name", "fedavg"))
     if name in METHODS:
@@ -133,9 +136,39 @@ def read_method(table: Any, where: str = "method") -> Any:
     return schema.read(type(base), overlay(schema.plain(base), table), where)
 
 
-def method_named(name: str, recipe: str = "printed") -> Any:
-    """Return the method of this name, or the one behind a row such as labels-only, as a recipe trains its sites."""
-    return read_method({"name": ROWS[name][0] if name in ROWS else name, **sites_by_recipe(recipe, name)})
+def method_named(name: str, settings: Mapping[str, Any] = MappingProxyType({}), where: str = "method") -> Any:
+    """Return the method of this name, or the one behind a row such as labels-only, with these settings."""
+    return read_method({**settings, "name": ROWS[name][0] if name in ROWS else name}, where)
+
+
+def method_table(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the table [method] for one method: a file's own if it names this method or none, else the name alone."""
+    from fewlabel.methods import METHODS
+
+    given = table.get("method", {})
+    given = {"name": given} if isinstance(given, str) else given
+    if not isinstance(given, Mapping):
+        read_method(given)  # refuses it
+    if "name" in given:
+        method_named(str(given["name"]), given)  # whichever it names: nobody means a method that does not exist
+    row = table.get("name")
+    named = row if row in METHODS or row in ROWS else given.get("name")
+    return {**given, "name": name} if named in (None, name) else {"name": name}
+
+
+def settings_by_method(tables: Any) -> dict[str, dict[str, Any]]:
+    """Check a file's tables [methods.NAME], and return the settings in them for each name."""
+    from fewlabel.methods import METHODS
+
+    if not isinstance(tables, Mapping):
+        raise BadInput(f"methods must have a table for each method, such as [methods.fedprox], found {tables!r}")
+    for name, settings in tables.items():
+        where = f"methods.{name}"
+        if not isinstance(settings, Mapping) or "name" in settings:
+            raise BadInput(f"{where} must be a table of settings of the method '{name}', without a name in it")
+        if ":" not in name or name in METHODS:  # code of others is imported only by who uses it
+            method_named(name, settings, where)
+    return {name: dict(settings) for name, settings in tables.items()}
 
 
 def plain_method(method: Any) -> dict[str, Any]:
@@ -190,7 +223,7 @@ class Experiment:
             row = ROWS.get(self.method)
             object.__setattr__(self, "name", self.name or self.method)
             recipe = self.train if isinstance(self.train, str) else "printed"
-            object.__setattr__(self, "method", method_named(self.method, recipe))
+            object.__setattr__(self, "method", method_named(self.method, sites_by_recipe(recipe, self.method)))
             if row and row[1] and isinstance(self.labels, Labels):
                 changes = with_every_label(vars(self.labels), isinstance(self.stream, Stream))
                 for part_name, changed in changes.items():
@@ -294,14 +327,16 @@ def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
             raise BadInput(f"--set takes a.b=c, found '{change}'")
         key = key.strip()
         schema.assign(data, f"{key}.name" if key in NAMED else key, schema.parse(value.strip()))
-    method = data.get("method", {})
+    method, by_method = data.get("method", {}), settings_by_method(data.pop("methods", {}))
     name = str(method.get("name", "fedavg") if isinstance(method, dict) else method)
+    if name in by_method:
+        data["method"] = overlay(by_method[name], method)
     data.setdefault("name", name)
     if (recipe := data.pop("recipe", None)) is not None:  # which `train` and `method` may change in part
         given = data.get("train", {})
         data["train"] = overlay(schema.plain(recipe_named(str(recipe))), given) if isinstance(given, Mapping) else given
         if isinstance(method, dict):
-            data["method"] = overlay(sites_by_recipe(str(recipe), name), method)
+            data["method"] = overlay(sites_by_recipe(str(recipe), name), data.get("method", {}))
     if row := ROWS.get(name):
         labels = given if isinstance(given := data.get("labels"), Mapping) else {}
         more = with_every_label(labels, isinstance(data.get("stream"), Mapping)) if row[1] else {}

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fewlabel.engine import conformance
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
@@ -50,6 +52,15 @@ def test_the_second_method_of_the_page_on_own_methods_runs(tmp_path, monkeypatch
     assert '"validation_loss"' in line
 
 
+@pytest.mark.parametrize("name", ["follow:Follow", pytest.param("halving:Halving", marks=pytest.mark.slow)])
+def test_methods_of_the_page_on_own_methods_keep_what_every_method_must(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    console.write_files(DOCS / "own-method.md")
+    promises = console.printed(f"fewlabel check-method {name}").splitlines()
+    assert len(promises) > len(conformance.CHECKS)
+    assert [line for line in promises if not line.startswith("ok  ")] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_copies_of_files_are_up_to_date(page):
     assert console.with_copies(page) == page.read_text()
@@ -59,8 +70,40 @@ def test_copies_of_files_are_up_to_date(page):
 def test_what_a_page_has_generated_is_there(page):
     whole = generated.expand(page.read_text())
     assert "<!-- generated" not in whole
+    assert "<!-- end generated" not in whole
     assert "`make docs` builds" not in whole  # which is said in the source alone
-    assert len(whole) >= len(page.read_text())
+
+
+@pytest.mark.parametrize("page", generated.PAGES, ids=lambda page: page.stem)
+def test_pages_of_methods_agree_with_the_code_in_their_source(page):
+    """If not: python docs/generated.py."""
+    assert generated.written(page.read_text()) == page.read_text()
+
+
+@pytest.mark.parametrize("name", ["cbafed", "fedirm", "fedmatch", "isofed", "rscfed"])
+def test_a_methods_page_lists_every_decision_in_one_place_without_a_build(name):
+    """By words that only the line of a decision has."""
+    decisions = {
+        "cbafed": ["Eq. 16", "`tail_scaled`", "Eq. 12", "Eq. 1:", "Eq. 21"],
+        "fedirm": ["Eq. 1 is a mean", "Eq. 5", "Eq. 7", "is left out of the average", "warm-up"],
+        "fedmatch": [
+            "`psi_start`",
+            "u of eq. 1 to 3",
+            "same helpers",
+            "becomes sparse",
+            "holds the new values exactly",
+        ],
+        "isofed": [
+            "number of images in a batch",
+            "logarithms",
+            "Adapting takes one epoch",
+            "both start as the adapted",
+        ],
+        "rscfed": ["logarithms", "`labeled_share = 0.5`", "A teacher starts as", "Tables 4 and 6", "warm-up"],
+    }[name]
+    source = (DOCS / "methods" / f"{name}.md").read_text()
+    listed = source.partition("## Where this differs from the paper")[2].partition("\n## ")[0]
+    assert [decision for decision in decisions if decision not in listed] == []
 
 
 def test_commands_and_settings_are_in_the_reference():

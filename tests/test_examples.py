@@ -9,34 +9,22 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.methods import test_conformance as conformance
-from tests.methods.test_conformance import undisturbed  # noqa: F401 (a fixture)
+from fewlabel.engine import conformance
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 from agree import Agree  # noqa: E402
 
-(SETTING,) = Agree.label_places
-
 
 def test_the_example_is_a_whole_method_in_at_most_40_lines():
     assert len([line for line in (EXAMPLES / "agree.py").read_text().splitlines() if line]) <= 40
 
 
-def test_the_example_passes_what_every_method_must(undisturbed, pool, tmp_path, monkeypatch):  # noqa: F811
-    method = Agree(confidence=0.3)
-    conformance.test_refuses_in_one_sentence_the_settings_it_does_not_declare(method)
-    conformance.test_two_and_three_workers_give_the_bits_of_one(method, SETTING, undisturbed, pool, pool, tmp_path)
-    conformance.test_messages_survive_the_wire_and_the_ledger_counts_just_their_bytes(
-        method, SETTING, tmp_path / "wire"
-    )
-    conformance.test_any_client_and_all_labeled_ones_may_be_missing(method, SETTING, tmp_path / "missing")
-    conformance.test_server_state_survives_the_wire(method, SETTING, undisturbed)
-    (tmp_path / "hidden").mkdir()
-    conformance.test_hidden_labels_reach_nothing_but_the_audit(
-        method, SETTING, undisturbed, tmp_path / "hidden", monkeypatch
-    )
+def test_the_example_passes_what_every_method_must(tmp_path):
+    findings = list(conformance.check(Agree(confidence=0.3), tmp_path))
+    assert [finding for finding in findings if finding.why] == []
+    assert len(findings) == 2 + len(conformance.CHECKS)  # it has one task and one place for labels
 
 
 @pytest.mark.parametrize("name", ["research", "hospital"])

@@ -16,12 +16,13 @@ import click
 import typer
 from typer import Option
 
-from fewlabel.cli import audit, data, federation, model, papers, run, show, site
+from fewlabel.cli import audit, data, federation, methods, model, papers, run, show, site
 from fewlabel.core.errors import FewLabelError, did_you_mean
 from fewlabel.report.terminal import tell
 
 EXIT_CODES = (
-    "Exit codes: 0 success, 1 a bug in FewLabel, 2 bad input, 3 the run failed and can be resumed, "
+    "Exit codes: 0 success, 1 a bug in FewLabel or a promise that check-method found broken, 2 bad input, "
+    "3 the run failed and can be resumed, "
     "4 disk or files, 130 interrupted."
 )
 app = typer.Typer(add_completion=False, suggest_commands=False, rich_markup_mode="rich")
@@ -53,6 +54,7 @@ app.command()(run.run)
 app.command()(run.compare)
 app.command()(run.sweep)
 app.command()(papers.reproduce)
+app.command()(methods.check_method)
 app.command("list")(show.list_)
 app.command()(show.show)
 app.command()(show.watch)

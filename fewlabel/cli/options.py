@@ -112,13 +112,6 @@ def table_of(file: Path | None, grid: bool = False) -> dict[str, Any]:
     return rooted(table, file.parent)
 
 
-def method_of(base: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a method's table. It has the file's method settings if they name this method, or none."""
-    given = base.get("method")
-    own = isinstance(given, dict) and given.get("name", name) == name == base.get("name", name)
-    return {**given, "name": name} if own and given else {"name": name}
-
-
 def without_method(base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings for any method. The row's name goes with its method."""
     return {key: value for key, value in base.items() if key not in ("method", "name")}

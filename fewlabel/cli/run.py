@@ -33,7 +33,6 @@ from fewlabel.cli.options import (
     axes_of,
     axis,
     changes_of,
-    method_of,
     seeds_axis,
     table_of,
     without_method,
@@ -41,7 +40,7 @@ from fewlabel.cli.options import (
 )
 from fewlabel.core.errors import BadInput, RunFailed
 from fewlabel.engine import backends, record
-from fewlabel.experiment import Experiment, read
+from fewlabel.experiment import Experiment, method_table, read
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.results import Result
 from fewlabel.report.runs import CEILING, FLOOR
@@ -86,7 +85,7 @@ def run(
         raise BadInput("--backend is for one run at a time: give --seed in place of --seeds")
     base = table_of(file)
     if method is not None:
-        base = without_method(base) | {"method": method_of(base, method)}
+        base = without_method(base) | {"method": method_table(base, method)}
     changed = changes_of(data, device, changes) + ([] if seed is None else [f"seed={seed}"])
     if seeds is not None:
         return run_many(base, seeds_axis(seeds), changed, out or RUNS / "seeds", workers, form, track)
@@ -115,18 +114,20 @@ def compare(
 
     All methods run the experiment in FILE (TOML). The rows labels-only, the
     floor, and all-labels, the ceiling, are added. --set changes every row; a
-    table \[method] in FILE changes only the method that it names. Run the same
-    command again to go on: finished runs are kept, others are resumed.
+    table \[methods.cbafed] in FILE, or --set methods.cbafed.beta=0.2, changes
+    only cbafed. There may be one for each method. Run the same command again
+    to go on: finished runs are kept, others are resumed.
 
     Examples:
       fewlabel compare --methods fedprox --seeds 0,1,2
+      fewlabel compare --methods fedprox --set methods.fedprox.proximal=0.1
       fewlabel compare experiment.toml --methods fedprox --set rounds=50
     """
     if not methods:
         raise BadInput("compare needs --methods, such as --methods fedprox")
     base = table_of(file)
     names = dict.fromkeys([FLOOR, *words(methods), CEILING])
-    axes = {"method": [method_of(base, name) for name in names]} | seeds_axis(seeds)
+    axes = {"method": [method_table(base, name) for name in names]} | seeds_axis(seeds)
     run_many(base, axes, changes_of(data, device, changes), out or RUNS / "compare", workers, form, track)
 
 
@@ -157,7 +158,7 @@ def sweep(
     base = table_of(file, grid=True)
     axes = dict(axes_of(base.pop("grid", {}))) | dict(map(axis, vary or []))
     if methods is not None:
-        axes["method"] = [method_of(base, name) for name in words(methods)]
+        axes["method"] = [method_table(base, name) for name in words(methods)]
     if not axes and seeds is None:
         raise BadInput("sweep needs something to vary: --vary, --methods, --seeds or a table [grid] in FILE")
     root = out or RUNS / (f"sweep-{file.stem}" if file else "sweep")

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, runtime_checkable
 
@@ -62,6 +62,11 @@ def _tasks(method: Any) -> dict[str, Task]:
             _check_kind(kind, f"what {method.__name__}.{name} keeps, gets or returns")
         found[name] = task
     return found
+
+
+def field_names(kind: Any) -> list[str]:
+    """Return the names of the fields of what crosses between server and site, or is kept at one of them."""
+    return [field.name for part in get_args(kind) or (kind,) if is_dataclass(part) for field in fields(part)]
 
 
 def _hints(method: Any, function: str) -> dict[str, Any]:

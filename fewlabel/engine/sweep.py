@@ -42,8 +42,8 @@ def grid(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], changes: Se
         except BadInput as error:
             if "method" not in axes or "method." not in str(error):
                 raise
-            name = table["method"]["name"]
-            raise BadInput(f"{name}: {error}; what is for one method goes into a file's table [method]") from None
+            mend = "what is for one method goes into a file's table [methods.NAME], or --set methods.NAME.SETTING=…"
+            raise BadInput(f"{table['method']['name']}: {error}; {mend}") from None
     return experiments
 
 

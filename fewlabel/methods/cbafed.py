@@ -21,6 +21,11 @@ Departures from the paper, and decisions where it is silent:
   weights after the first epoch (`blend_from_first`).
 - The paper leaves most numbers to its supplement: learning rates, batch size, epochs of the warm-up, tau, beta, s,
   alpha_1 and alpha_2. The defaults are those of the authors' code for SVHN.
+- Images are labeled by their plain view: the paper speaks of the original data. The authors' code labels a random crop
+  (`label_view`).
+- Tau_h is 0.95, as in the paper's text. The authors' code has 0.9 for SVHN and ISIC (`highest`), and for ISIC it counts
+  labeled clients ten times (`labeled_times`).
+- Momentum starts anew in each round. The authors' code keeps it (`persistent_optimizer`).
 - A client with labeled and unlabeled images trains as a labeled client, on both.
 - A client that selects no image sends nothing. If no client answers in a round of the warm-up, the warm-up takes one
   round more.

@@ -13,9 +13,14 @@ Departures from the paper, and decisions where it is silent:
 - Eq. 5 averages probabilities. Once softened, these can never be as sharp as the rows of labeled clients. Here both
   sides average logits, the outputs before the softmax. The option `eq5_as_printed` averages probabilities.
 - Eq. 7: the weight stops growing at 1. As printed, it would reach 120,000 in round 100.
+- A pseudo-label is certain if its entropy is below ln 2, as printed. The authors' code has 2.0, which excludes nothing
+  with up to seven classes, and leaves out probabilities below 0.3 (`uncertainty`, `confidence`).
 - A class without images at a client is left out of the average and of eq. 6. There is no relation loss before the first
   labeled relation exists.
 - A labeled client's relation is that of its model after training, over all of its images.
+- The paper does not mention a warm-up. In the authors' code unlabeled clients join after round 20 (`warmup`).
+- The memory of Adam starts anew in each round. The authors' code keeps it (`persistent_optimizer`).
+- The dropout passes share the features of one pass if all dropout is in the network's head.
 - The paper gives no learning rate and no weight decay. They are from the authors' code.
 - `fedirm-authors` sets what the authors' code does, with four exceptions: no cross-entropy summed over two views, no
   learning rate that rises when unlabeled clients join, no teacher that runs with dropout and the statistics of a batch,

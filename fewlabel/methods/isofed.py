@@ -10,6 +10,7 @@ Departures from the paper, and decisions where it is silent:
 
 - We found no public code of the authors. What the paper leaves open is taken from RSCFed: learning rates, batch size,
   sharpening, decay and beta, the paper's lambda_c.
+- The model after the labeled clients' phase is measured and shipped. The paper does not say which one is.
 - Eq. 3 is computed with logarithms, because its exponential underflows for small clients.
 - Eq. 4: the paper calls N the number of classes. Here it is the number of images in a batch, as in the loss that the
   paper cites.

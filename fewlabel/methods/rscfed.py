@@ -10,16 +10,25 @@ Departures from the paper, and decisions where it is silent:
 
 - Eq. 6 is computed with logarithms, because its exponential underflows for small clients. Its distance covers all
   parameters as one vector. `distance = "summed"` is the distance of the authors' code.
+- Beta is the paper's for SVHN and CIFAR-100. For ISIC the paper has 0.01. For other data there is no value; choose it
+  on validation. One beta serves all groups, as printed. The authors' code has another one for groups with a labeled
+  client (`beta_labeled`).
 - The labeled clients' "about 50 %" is `labeled_share = 0.5`. It is applied after eq. 6, and the labeled clients of a
   group divide it by size. A group with only one kind of client is left as it is. The authors' code has a factor instead
   (`labeled_times`).
+- Eq. 3 is a mean over images with weight 1. The authors' code gives it the weight 0.02 (`teacher.weight`).
 - A client with labeled and unlabeled images adds both losses.
+- The paper does not mention a warm-up. The authors' code starts from a model that was trained on labels for seven
+  rounds (`warmup`).
 - A teacher starts as the model that its client receives first, as in the authors' code. In the paper it starts as the
   initial model. In round 1 both are the same.
+- Eq. 4: alpha is the same in every step. In the authors' code the teacher follows faster at first (`teacher.ramp`).
 - The teacher's BatchNorm statistics follow the student's. In the authors' code they stay as they were at first
   (`teacher.buffers`).
 - A client that is drawn by two groups trains twice in sequence, as in the authors' code. With `reuse` it trains once
   for both, as the paper remarks.
+- Momentum starts anew in each round. The authors' code keeps it (`persistent_optimizer`).
+- Tables 4 and 6 of the paper name neither M nor K. `fewlabel reproduce` says which ones it uses.
 - The paper gives no momentum, weight decay or clipping of gradients. They are from the authors' code.
 - `rscfed-authors` sets what the authors' code does on SVHN. It applies the labeled client's factor once, as in the
   first version of that code.

@@ -17,6 +17,7 @@ import typer
 
 from fewlabel.cli.main import app
 from fewlabel.experiment import load, read
+from fewlabel.methods.fedavg import FedAvg
 from fewlabel.report.terminal import Rounds, Runs, size, span
 from tests.conftest import SMALL, Command
 
@@ -167,6 +168,23 @@ def test_the_files_method_keeps_its_settings_in_a_comparison(fewlabel: Command, 
     fewlabel("compare", "my.toml", "--methods", "fedprox", *QUICK, "--set", "rounds=1", "--workers", "2", "--out", "c")
     used = {e.name: e.method.proximal for e in (load(path) for path in (tmp_path / "c").glob("*/experiment.toml"))}
     assert used == {"labels-only": 0.0, "fedprox": 0.5, "all-labels": 0.0}
+
+
+def test_a_file_gives_settings_to_several_methods_of_a_comparison(fewlabel: Command, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(
+        'name = "mine"\n[method]\nname = "fedavg"\nlocal.lr = 0.2\n'
+        "[methods.fedprox]\nproximal = 0.5\nlocal.lr = 0.3\n[methods.labels-only]\nlocal.lr = 0.4\n"
+    )
+    given = ["--set", "methods.fedprox.local.lr=0.5", "--workers", "2", "--out", "c"]
+    found = fewlabel("compare", "my.toml", "--methods", "fedprox,fedavg", *QUICK, "--set", "rounds=1", *given)
+    assert found.code == 0
+    runs = [load(path) for path in (tmp_path / "c").glob("*/experiment.toml")]
+    assert {e.name: (e.method.proximal, e.method.local.lr) for e in runs} == {
+        "labels-only": (0.0, 0.4),
+        "fedprox": (0.5, 0.5),  # the file's, and the command's, which wins
+        "fedavg": (0.0, 0.2),
+        "all-labels": (0.0, FedAvg().local.lr),
+    }
 
 
 def test_a_sweep_runs_the_grid_of_file_and_options_and_resumes(fewlabel: Command, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fewlabel.core.errors import BadInput
 from fewlabel.core.federation import ClientError, ClientInfo, Model, Reply, Site
 from fewlabel.core.tasks import accept, tasks
 from fewlabel.core.tree import Tree
+from fewlabel.engine.conformance import Recorder
 from fewlabel.engine.record import read_rounds
 from fewlabel.engine.run import execute
 from fewlabel.learn import decomposed as decomposed_module
@@ -32,7 +33,6 @@ from fewlabel.learn.thresholds import agreed, confident
 from fewlabel.methods import METHODS, fedmatch
 from fewlabel.methods.fedmatch import FedMatch, Helper, Message, State
 from tests.hand import STEP, Sites, site, values, weights
-from tests.methods.test_conformance import Recorder
 from tests.nets import tiny
 
 LN2, LN3 = math.log(2), math.log(3)
