@@ -76,8 +76,11 @@ class Group:
         return own / least if own and least else 1.0
 
     def ranked(self, value: Callable[[Row], Spread | None]) -> tuple[set[Row], set[Row]]:
-        """Return the best and the second best candidates. Of fewer than two candidates, none is best."""
-        means = {row: spread.mean for row in self.candidates if (spread := value(row))}
+        """Return the best and the second best candidates. Of fewer than two candidates, none is best.
+
+        A candidate that guesses is neither, even if no other is better.
+        """
+        means = {row: spread.mean for row in self.candidates if not row.guessing and (spread := value(row))}
         if len(self.candidates) < 2:
             return set(), set()
         order = sorted(set(means.values()), reverse=True)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fewlabel.experiment import Experiment
+from fewlabel.report.findings import GUESSING, predicts_one_class
 from fewlabel.report.groups import EVERY_LABEL, KINDS, SEEDS, Group
 from fewlabel.report.runs import CEILING, FLOOR, METRICS, Row, Run
 from fewlabel.report.tables import Spread, Table, megabytes, percent, seconds
@@ -135,7 +136,7 @@ def full_table(groups: Sequence[Group]) -> Table:
     """Show all numbers of every row."""
     lines = [(group, row) for group in groups for row in group.rows]
     cells = {column: [column.cell(group, row) for group, row in lines] for column in columns_of(groups)}
-    labels = [f"{row.label}{'*' if row.unfinished else ''}" for group in groups for row in group.relabeled]
+    labels = [label_of(row) for group in groups for row in group.relabeled]
     best, second = set[tuple[int, int]](), set[tuple[int, int]]()
     for number, column in enumerate(cells, 1):
         for group in groups:
@@ -155,6 +156,11 @@ def full_table(groups: Sequence[Group]) -> Table:
     )
 
 
+def label_of(row: Row) -> str:
+    """Return a row's label, with a mark if it is unfinished and words if it guesses."""
+    return f"{row.label}{'*' if row.unfinished else ''}{f' ({row.guesses})' if row.guesses else ''}"
+
+
 def overview(groups: Sequence[Group]) -> Table:
     """Show accuracy only: a row for each method, a column for each group."""
     labels = list(dict.fromkeys(label for group in groups for label in group.row_labels))
@@ -165,7 +171,9 @@ def overview(groups: Sequence[Group]) -> Table:
         own = dict(zip(group.row_labels, group.rows, strict=True))
         first, next_ = group.ranked(lambda row: row.last["accuracy"])
         for n, label in enumerate(labels):
-            rows[n].append(str((own[label].last["accuracy"] if label in own else None) or "–"))
+            row = own.get(label)
+            cell = str((row.last["accuracy"] if row else None) or "–")
+            rows[n].append(f"{cell} ({row.guesses})" if row and row.guesses else cell)
             best |= {(n, number)} if own.get(label) in first else set()
             second |= {(n, number)} if own.get(label) in next_ else set()
     title = f"Test accuracy on {values_of(groups, lambda e: e.data.name)}, in percent"
@@ -194,7 +202,7 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
         yield "Images: those trained on, labeled + unlabeled."
     yield "Sent: upload plus download; the percentage compares it with FedAvg for as many local trainings."
     yield from about_unequal_work(groups)
-    yield from about_constant_models(rows)
+    yield from about_guessing(rows)
     if len({len(row.seeds) for row in rows}) > 1:
         counts = ", ".join(f"{row.label} {len(row.seeds)}" for row in rows)
         yield f"Rows differ in their number of seeds: {counts}."
@@ -237,14 +245,17 @@ def about_unequal_work(groups: Sequence[Group]) -> Iterator[str]:
         yield f"Unequal work: {label} trained on {ratio:.1f}{more} times as many images as {FLOOR}."
 
 
-def about_constant_models(rows: Sequence[Row]) -> Iterator[str]:
-    found = {row.label: [run.seed for run in row.results if predicts_one_class(run)] for row in rows}
-    counted = {label: f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" for label, seeds in found.items()}
-    if names := [f"{label} ({counted[label]})" for label, seeds in found.items() if seeds]:
+def about_guessing(rows: Sequence[Row]) -> Iterator[str]:
+    if any(row.guessing for row in rows):
+        yield (
+            f"Guesses: balanced accuracy is less than {100 * GUESSING:.0f} points above that of a model that gives "
+            "every image the same class. Such a row has no rank."
+        )
+    constant = {row: [run.seed for run in row.results if run.last and predicts_one_class(run.last)] for row in rows}
+    names = [
+        f"{row.label} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"
+        for row, seeds in constant.items()
+        if seeds
+    ]
+    if names:
         yield f"These models predict the same class for every image: {', '.join(names)}."
-
-
-def predicts_one_class(run: Run) -> bool:
-    """Return True if the last model predicts the same class for all test images."""
-    recalls = (run.last or {}).get("test", {}).get("recall_per_class", [])
-    return sorted(recall or 0.0 for recall in recalls)[-2:] == [0.0, 1.0]
