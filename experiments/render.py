@@ -15,6 +15,7 @@ import numpy as np
 
 from fewlabel.papers.tables import Printed, read_table
 from fewlabel.report.findings import GUESSING, is_guess
+from fewlabel.report.groups import NARROW
 from fewlabel.report.runs import CEILING, FLOOR
 from fewlabel.report.style import COLORS, GREY, draw, empty_plot, finish_plot
 from fewlabel.report.tables import Spread, Table
@@ -25,7 +26,6 @@ PAGES = ("RESULTS.md", "which-method.md", "methods/*.md", "../README.md")
 COMPARED = {"a-pneumonia": "PneumoniaMNIST", "b-fashion": "Fashion-MNIST", "c-ham": "HAM10000"}
 STYLES = ("-", "--", "-.", ":")
 BOUNDS = "bounds"  # the family of floor and ceiling
-NARROW = 0.05  # a gap between floor and ceiling of which shares say nothing
 NEAR = 0.9  # of the floor's last balanced accuracy: how soon that is reached is a cost
 METRICS = {"balanced_accuracy": "balanced acc.", "accuracy": "accuracy", "f1": "macro-F1", "auc": "AUC"}
 AT_TIMES = {"recall_apart": "recall of melanoma", "local_accuracy": "local accuracy"}  # where they are measured

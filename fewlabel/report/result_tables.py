@@ -4,13 +4,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fewlabel.experiment import Experiment
-from fewlabel.report.findings import GUESSING, predicts_one_class
-from fewlabel.report.groups import EVERY_LABEL, KINDS, SEEDS, Group
+from fewlabel.report.findings import GUESSING, guesses, predicts_one_class
+from fewlabel.report.groups import EVERY_LABEL, KINDS, NARROW, SEEDS, Group
 from fewlabel.report.runs import CEILING, FLOOR, METRICS, Row, Run
 from fewlabel.report.tables import Spread, Table, megabytes, percent, seconds
 
 MOST_CLASSES = 12  # with more, a table of recalls is too long to read
 LEVEL = 0.05  # of significance
+GUESS = (
+    f"balanced accuracy is less than {100 * GUESSING:.0f} points above that of a model that gives every image the same "
+    "class"
+)
 UNEQUAL = 0.5  # a row whose work differs from the floor's by more than this share gets a note
 
 
@@ -48,6 +52,10 @@ def run_table(run: Run) -> Table:
             ("seconds", *(seconds(s["seconds"]) for s in spent)),
         ]
     notes = ["Metrics are on the test set, in percent. Costs add up from round 1 to the column's round."]
+    if run.last and predicts_one_class(run.last):
+        notes.append("The model predicts the same class for every image.")
+    elif run.last and guesses(run.last.get("test", {})):
+        notes.append(f"The model guesses: {GUESS}.")
     if not run.finished:
         notes.append(f"{run.status}.".capitalize())
     return Table(run.title, ("", *columns), tuple(rows), tuple(notes))
@@ -190,9 +198,7 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
     yield "The chosen round is the one with the best accuracy on validation."
     if any(group.gap_closed(row) is not None for group in groups for row in group.rows):
         yield f"Gap closed: 0 is as accurate as {FLOOR}, the floor; 100 is as accurate as {CEILING}, the ceiling."
-    if without := [group.label for group in groups if group.without_gap]:
-        where = f" in {'; '.join(without)}" if len(groups) > 1 else ""
-        yield f"No gap to close{where}: {CEILING} has no more labels than {FLOOR}."
+    yield from about_no_gap(groups)
     if any(row.client_metrics["pseudo_label_coverage"] for row in rows):
         yield (
             "Pseudo-labels: precision is the share that is right; coverage is the share of unlabeled images that have "
@@ -232,6 +238,19 @@ def about_differences(groups: Sequence[Group]) -> str:
     )
 
 
+def about_no_gap(groups: Sequence[Group]) -> Iterator[str]:
+    """Say why no gap closed is shown."""
+
+    def where(without: list[Group]) -> str:
+        return f" in {'; '.join(group.label for group in without)}" if len(groups) > 1 else ""
+
+    if equal := [group for group in groups if group.without_gap]:
+        yield f"No gap to close{where(equal)}: {CEILING} has no more labels than {FLOOR}."
+    if narrow := [group for group in groups if group.narrow and group.candidates and group not in equal]:
+        points = f"{100 * NARROW:.0f} points"
+        yield f"No gap closed{where(narrow)}: {CEILING} is less than {points} more accurate than {FLOOR}."
+
+
 def about_unequal_work(groups: Sequence[Group]) -> Iterator[str]:
     ratios = {
         row.label: ratio
@@ -247,10 +266,7 @@ def about_unequal_work(groups: Sequence[Group]) -> Iterator[str]:
 
 def about_guessing(rows: Sequence[Row]) -> Iterator[str]:
     if any(row.guessing for row in rows):
-        yield (
-            f"Guesses: balanced accuracy is less than {100 * GUESSING:.0f} points above that of a model that gives "
-            "every image the same class. Such a row has no rank."
-        )
+        yield f"Guesses: {GUESS}. Such a row has no rank."
     constant = {row: [run.seed for run in row.results if run.last and predicts_one_class(run.last)] for row in rows}
     names = [
         f"{row.label} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"

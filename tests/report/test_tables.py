@@ -168,10 +168,40 @@ def test_the_gap_closed_is_the_share_of_the_way_from_floor_to_ceiling(made: Made
     comparison = Comparison([made(of(name), value) for name, value in values.items()])
     told = column(comparison, "gap closed, %")
     assert told == {"labels-only": "–", "fedavg": "25", "fedprox": "-25", "all-labels": "–"}
-    values |= {"all-labels": 0.505}
-    narrow = Comparison([made(of(name), value) for name, value in values.items()])
-    assert "gap closed, %" not in narrow.table().columns  # a gap of half a point is no measure
-    assert ("Gap closed" in str(comparison), "Gap closed" in str(narrow)) == (True, False)
+    assert "Gap closed" in str(comparison)
+
+
+@pytest.mark.parametrize(("ceiling", "shown"), [(0.4, False), (0.505, False), (0.549, False), (0.55, True)])
+def test_u6_no_share_of_a_gap_below_five_points_is_shown_and_one_note_says_why(
+    made: Made, ceiling: float, shown: bool
+) -> None:
+    values = {"labels-only": 0.5, "fedavg": 0.6, "all-labels": ceiling}
+    comparison = Comparison([made(of(name), value) for name, value in values.items()])
+    why = "No gap closed: all-labels is less than 5 points more accurate than labels-only."
+    assert ("gap closed, %" in comparison.table().columns, "Gap closed" in str(comparison)) == (shown, shown)
+    assert [note for note in comparison.table().notes if "No gap" in note] == ([] if shown else [why])
+    assert comparison.to_json()[1]["gap_closed"] == (pytest.approx(2.0) if shown else None)  # 10 points of 5
+
+
+def test_u6_the_note_on_a_narrow_gap_names_its_group(made: Made) -> None:
+    def group(alpha: float, ceiling: float) -> list[Result]:
+        values = {"labels-only": 0.5, "fedavg": 0.6, "all-labels": ceiling}
+        return [made(of(name, clients=Clients(alpha=alpha)), value) for name, value in values.items()]
+
+    table = Comparison([*group(0.1, 0.9), *group(0.8, 0.51)]).table()
+    why = "No gap closed in alpha=0.8: all-labels is less than 5 points more accurate than labels-only."
+    assert [note for note in table.notes if "No gap" in note] == [why]
+    assert [row[table.columns.index("gap closed, %")] for row in table.rows] == ["–", "25", "–", "–", "–", "–"]
+
+
+def test_u6_the_table_of_a_run_says_that_its_model_predicts_one_class_or_guesses(made: Made) -> None:
+    result = made(of("rscfed"), 0.5)
+    result.rounds[-1]["test"] |= {"recall_per_class": [0.0, 1.0], "balanced_accuracy": 0.5}
+    assert "The model predicts the same class for every image." in result.table().notes
+    result.rounds[-1]["test"]["recall_per_class"] = [0.1, 0.9]
+    assert [note for note in result.table().notes if note.startswith("The model guesses: balanced accuracy is less")]
+    result.rounds[-1]["test"]["balanced_accuracy"] = 0.9
+    assert not [note for note in result.table().notes if "The model" in note]
 
 
 def test_a_paired_t_test_by_hand() -> None:
@@ -234,7 +264,7 @@ def test_a_ceiling_with_the_labels_of_the_floor_leaves_no_gap_and_that_is_told(m
             made(of(name), accuracy, **({"images_labeled": count, "images_unlabeled": 0} if images else {}))
             for name, (accuracy, count) in rows.items()
         ]
-        return [note for note in Comparison(found).table().notes if "No gap" in note]
+        return [note for note in Comparison(found).table().notes if "No gap to close" in note]
 
     assert told(0.5, 1000) == ["No gap to close: all-labels has no more labels than labels-only."]
     assert told(0.5, 9000) == told(0.7, 1000) == told(0.5, None) == []  # that of sites elsewhere nobody knows
