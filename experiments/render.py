@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from fewlabel.papers.tables import Printed, read_table
+from fewlabel.report.findings import GUESSING, is_guess
+from fewlabel.report.groups import NARROW
 from fewlabel.report.runs import CEILING, FLOOR
 from fewlabel.report.style import COLORS, GREY, draw, empty_plot, finish_plot
 from fewlabel.report.tables import Spread, Table
@@ -24,9 +26,7 @@ PAGES = ("RESULTS.md", "which-method.md", "methods/*.md", "../README.md")
 COMPARED = {"a-pneumonia": "PneumoniaMNIST", "b-fashion": "Fashion-MNIST", "c-ham": "HAM10000"}
 STYLES = ("-", "--", "-.", ":")
 BOUNDS = "bounds"  # the family of floor and ceiling
-NARROW = 0.05  # a gap between floor and ceiling of which shares say nothing
 NEAR = 0.9  # of the floor's last balanced accuracy: how soon that is reached is a cost
-GUESSING = 0.03  # a model this near to the balanced accuracy of one class for all images says nothing
 METRICS = {"balanced_accuracy": "balanced acc.", "accuracy": "accuracy", "f1": "macro-F1", "auc": "AUC"}
 AT_TIMES = {"recall_apart": "recall of melanoma", "local_accuracy": "local accuracy"}  # where they are measured
 CEILINGS = (CEILING, "fedavg-sl")  # the second is the first as FedMatch's Table 1 calls it
@@ -312,7 +312,7 @@ def seen(line: Mapping[str, str]) -> bool:
 
 def guesses(line: Mapping[str, str]) -> bool:
     """Whether a run ended near the balanced accuracy of one class for all images."""
-    return seen(line) and float(line["last_balanced_accuracy"]) < 1 / int(line["classes"]) + GUESSING
+    return seen(line) and is_guess(float(line["last_balanced_accuracy"]), int(line["classes"]))
 
 
 def rounds(lines: Sequence[Mapping[str, str]]) -> str:

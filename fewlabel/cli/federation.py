@@ -252,7 +252,7 @@ def run(
             tell(submit.resume_notice(directory, experiment.rounds))
     try:
         if not record.is_finished(directory):
-            submit.follow(folder, directory, experiment.rounds)
+            submit.follow(folder, directory, experiment)
         result = Result(directory)
         return show_result(result, form, result.report())
     except KeyboardInterrupt:

@@ -179,7 +179,7 @@ def run_one(directory: Path, workers: int | None, form: Layout, backend: str, tr
         resume += "" if backend == SIMULATOR else f" --backend {backend}"
         resume += f" --track {track}" if track else ""
         caution([result.experiment])
-        shown = Rounds(result.experiment.rounds)
+        shown = Rounds(result.experiment, directory)
         with interruptible(resume) as stop, shown, trackers.following(directory) as follow:
 
             def watch(line: record.Line) -> None:
@@ -221,11 +221,11 @@ def run_all(
 
     caution(experiments)
     trackers = Trackers(words(track or ""), root)
-    rounds = {sweep.place(experiment, root): experiment.rounds for experiment in experiments}
-    done = [directory for directory in rounds if record.is_finished(directory)]
+    places = {sweep.place(experiment, root): experiment for experiment in experiments}
+    done = [directory for directory in places if record.is_finished(directory)]
     for directory in done:
         trackers.complete(directory)
-    with interruptible(AGAIN) as stop, Runs(rounds, len(done)) as shown:
+    with interruptible(AGAIN) as stop, Runs(places, len(done)) as shown:
 
         def watch(directory: Path, line: record.Line) -> None:
             shown.watch(directory, line)

@@ -226,7 +226,8 @@ def _checked(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if scores.ndim != 2 or scores.shape[1] == 0 or not scores.is_floating_point():
         raise BadInput(f"Scores must be a table of floats, images by classes, not {scores.dtype} {list(scores.shape)}.")
     if not scores.isfinite().all():
-        raise BadInput("Scores must be finite, but some are NaN or infinite: the model has probably diverged.")
+        why = "training has probably diverged; lower its learning rate, method.local.lr"
+        raise BadInput(f"Scores must be finite, but some are NaN or infinite: {why}.")
     if y.shape != scores.shape[:1] or y.is_floating_point():
         raise BadInput(f"Labels must be {len(scores)} whole numbers, one per image, not {y.dtype} {list(y.shape)}.")
     if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < scores.shape[1]:

@@ -143,5 +143,20 @@ def accept(task: Task, client: ClientInfo, round: int, data: bytes, network: Tre
         if isinstance(upload, Checked):
             upload.check(network)
     except (wire.WireError, ValueError) as error:
-        raise ClientError(client.id, task.name, round, f"its upload is refused: {error}") from None
+        more = "; if its training has diverged, lower method.local.lr or set method.local.clip"
+        why = f"its upload is refused: {error}{more if only_numbers_wrong(task, data) else ''}"
+        raise ClientError(client.id, task.name, round, why) from None
     return upload
+
+
+def only_numbers_wrong(task: Task, data: bytes) -> bool:
+    """Return True if nothing is wrong with the form of an upload, but it holds NaN or infinity."""
+    try:
+        wire.unpack(task.upload, data)
+    except wire.WireError:
+        return False
+    try:
+        wire.unpack(task.upload, data, finite=True)
+    except wire.WireError:
+        return True
+    return False

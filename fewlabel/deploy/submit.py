@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fewlabel.core.errors import BadInput, RunFailed
 from fewlabel.deploy import members, processes, superlink
 from fewlabel.engine import record
+from fewlabel.experiment import Experiment
 from fewlabel.report.terminal import Rounds, tell
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def command(folder: Path, directory: Path) -> list[str]:
     return [flwr, "run", app, superlink.CONNECTION, "--run-config", config, "--format", "json"]
 
 
-def follow(folder: Path, directory: Path, rounds: int) -> None:
+def follow(folder: Path, directory: Path, experiment: Experiment) -> None:
     """Submit a run. Show what it waits for, each round as it is written, and which sites gave no reply."""
     lines, log = directory / record.ROUNDS, directory / LOG
     seen, former, missing = checkpointed(directory), file_number(lines), MissingSites(folder)
@@ -79,7 +80,7 @@ def follow(folder: Path, directory: Path, rounds: int) -> None:
         processes.interruptible(),
         log.open("ab") as written,
         log.open(errors="replace") as reader,
-        Rounds(rounds, pace=0) as screen,
+        Rounds(experiment, directory, pace=0) as screen,
     ):
         began, rest = reader.seek(0, os.SEEK_END), ""
         environment = {**superlink.environment(folder), "PYTHONUNBUFFERED": "1"}
@@ -110,7 +111,7 @@ def follow(folder: Path, directory: Path, rounds: int) -> None:
                 time.sleep(0.2 * (not over))
         except BaseException as error:
             until = time.monotonic() + 10
-            while seen == rounds and not record.is_finished(directory) and time.monotonic() < until:
+            while seen == experiment.rounds and not record.is_finished(directory) and time.monotonic() < until:
                 time.sleep(0.05)
             if not isinstance(error, KeyboardInterrupt) or not record.is_finished(directory):  # or all is well
                 with suppress(RunFailed):

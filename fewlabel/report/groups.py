@@ -21,7 +21,7 @@ EVERY_LABEL = {name for name, (_, every, _) in ROWS.items() if every}
 LABELS = {"labels.at", "labels.fraction", "labels.per_class", "labels.server_per_class", "stream.data"}
 WITHIN = ("name", "rounds", "method.", "evaluate.", "checkpoint.", "threads", "device")  # may differ within a group
 SEEDS = 5  # a test of differences needs at least so many
-NARROW = 0.01  # a smaller gap between floor and ceiling is no measure
+NARROW = 0.05  # a smaller gap between floor and ceiling is no measure: shares of it are mostly chance
 KINDS = ("labeled", "unlabeled")
 
 
@@ -50,13 +50,25 @@ class Group:
     def row_named(self, name: str) -> Row | None:
         return next((row for row in self.rows if row.name == name), None)
 
+    @cached_property
+    def gap(self) -> tuple[float, float] | None:
+        """The accuracy of the floor and of the ceiling, if the group has both."""
+        found = [row and row.last["accuracy"] for row in (self.row_named(FLOOR), self.row_named(CEILING))]
+        floor, ceiling = (spread.mean if spread else None for spread in found)
+        return None if floor is None or ceiling is None else (floor, ceiling)
+
+    @property
+    def narrow(self) -> bool:
+        """True if the gap between floor and ceiling is too small to measure rows by it."""
+        return self.gap is not None and round(self.gap[1] - self.gap[0], 9) < NARROW
+
     def gap_closed(self, row: Row) -> float | None:
         """Return the share of the gap in accuracy between floor and ceiling that a candidate closes."""
-        found = [each and each.last["accuracy"] for each in (self.row_named(FLOOR), row, self.row_named(CEILING))]
-        floor, own, ceiling = (spread.mean if spread else None for spread in found)
-        if row not in self.candidates or floor is None or own is None or ceiling is None or ceiling - floor < NARROW:
+        own = row.last["accuracy"]
+        if row not in self.candidates or own is None or self.gap is None or self.narrow:
             return None
-        return (own - floor) / (ceiling - floor)
+        floor, ceiling = self.gap
+        return (own.mean - floor) / (ceiling - floor)
 
     @property
     def without_gap(self) -> bool:
@@ -76,8 +88,11 @@ class Group:
         return own / least if own and least else 1.0
 
     def ranked(self, value: Callable[[Row], Spread | None]) -> tuple[set[Row], set[Row]]:
-        """Return the best and the second best candidates. Of fewer than two candidates, none is best."""
-        means = {row: spread.mean for row in self.candidates if (spread := value(row))}
+        """Return the best and the second best candidates. Of fewer than two candidates, none is best.
+
+        A candidate that guesses is neither, even if no other is better.
+        """
+        means = {row: spread.mean for row in self.candidates if not row.guessing and (spread := value(row))}
         if len(self.candidates) < 2:
             return set(), set()
         order = sorted(set(means.values()), reverse=True)

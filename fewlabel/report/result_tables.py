@@ -4,12 +4,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fewlabel.experiment import Experiment
-from fewlabel.report.groups import EVERY_LABEL, KINDS, SEEDS, Group
+from fewlabel.report.findings import GUESSING, guesses, predicts_one_class
+from fewlabel.report.groups import EVERY_LABEL, KINDS, NARROW, SEEDS, Group
 from fewlabel.report.runs import CEILING, FLOOR, METRICS, Row, Run
 from fewlabel.report.tables import Spread, Table, megabytes, percent, seconds
 
 MOST_CLASSES = 12  # with more, a table of recalls is too long to read
 LEVEL = 0.05  # of significance
+GUESS = (
+    f"balanced accuracy is less than {100 * GUESSING:.0f} points above that of a model that gives every image the same "
+    "class"
+)
 UNEQUAL = 0.5  # a row whose work differs from the floor's by more than this share gets a note
 
 
@@ -47,6 +52,10 @@ def run_table(run: Run) -> Table:
             ("seconds", *(seconds(s["seconds"]) for s in spent)),
         ]
     notes = ["Metrics are on the test set, in percent. Costs add up from round 1 to the column's round."]
+    if run.last and predicts_one_class(run.last):
+        notes.append("The model predicts the same class for every image.")
+    elif run.last and guesses(run.last.get("test", {})):
+        notes.append(f"The model guesses: {GUESS}.")
     if not run.finished:
         notes.append(f"{run.status}.".capitalize())
     return Table(run.title, ("", *columns), tuple(rows), tuple(notes))
@@ -135,7 +144,7 @@ def full_table(groups: Sequence[Group]) -> Table:
     """Show all numbers of every row."""
     lines = [(group, row) for group in groups for row in group.rows]
     cells = {column: [column.cell(group, row) for group, row in lines] for column in columns_of(groups)}
-    labels = [f"{row.label}{'*' if row.unfinished else ''}" for group in groups for row in group.relabeled]
+    labels = [label_of(row) for group in groups for row in group.relabeled]
     best, second = set[tuple[int, int]](), set[tuple[int, int]]()
     for number, column in enumerate(cells, 1):
         for group in groups:
@@ -155,6 +164,11 @@ def full_table(groups: Sequence[Group]) -> Table:
     )
 
 
+def label_of(row: Row) -> str:
+    """Return a row's label, with a mark if it is unfinished and words if it guesses."""
+    return f"{row.label}{'*' if row.unfinished else ''}{f' ({row.guesses})' if row.guesses else ''}"
+
+
 def overview(groups: Sequence[Group]) -> Table:
     """Show accuracy only: a row for each method, a column for each group."""
     labels = list(dict.fromkeys(label for group in groups for label in group.row_labels))
@@ -165,7 +179,9 @@ def overview(groups: Sequence[Group]) -> Table:
         own = dict(zip(group.row_labels, group.rows, strict=True))
         first, next_ = group.ranked(lambda row: row.last["accuracy"])
         for n, label in enumerate(labels):
-            rows[n].append(str((own[label].last["accuracy"] if label in own else None) or "–"))
+            row = own.get(label)
+            cell = str((row.last["accuracy"] if row else None) or "–")
+            rows[n].append(f"{cell} ({row.guesses})" if row and row.guesses else cell)
             best |= {(n, number)} if own.get(label) in first else set()
             second |= {(n, number)} if own.get(label) in next_ else set()
     title = f"Test accuracy on {values_of(groups, lambda e: e.data.name)}, in percent"
@@ -182,9 +198,7 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
     yield "The chosen round is the one with the best accuracy on validation."
     if any(group.gap_closed(row) is not None for group in groups for row in group.rows):
         yield f"Gap closed: 0 is as accurate as {FLOOR}, the floor; 100 is as accurate as {CEILING}, the ceiling."
-    if without := [group.label for group in groups if group.without_gap]:
-        where = f" in {'; '.join(without)}" if len(groups) > 1 else ""
-        yield f"No gap to close{where}: {CEILING} has no more labels than {FLOOR}."
+    yield from about_no_gap(groups)
     if any(row.client_metrics["pseudo_label_coverage"] for row in rows):
         yield (
             "Pseudo-labels: precision is the share that is right; coverage is the share of unlabeled images that have "
@@ -194,7 +208,7 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
         yield "Images: those trained on, labeled + unlabeled."
     yield "Sent: upload plus download; the percentage compares it with FedAvg for as many local trainings."
     yield from about_unequal_work(groups)
-    yield from about_constant_models(rows)
+    yield from about_guessing(rows)
     if len({len(row.seeds) for row in rows}) > 1:
         counts = ", ".join(f"{row.label} {len(row.seeds)}" for row in rows)
         yield f"Rows differ in their number of seeds: {counts}."
@@ -224,6 +238,19 @@ def about_differences(groups: Sequence[Group]) -> str:
     )
 
 
+def about_no_gap(groups: Sequence[Group]) -> Iterator[str]:
+    """Say why no gap closed is shown."""
+
+    def where(without: list[Group]) -> str:
+        return f" in {'; '.join(group.label for group in without)}" if len(groups) > 1 else ""
+
+    if equal := [group for group in groups if group.without_gap]:
+        yield f"No gap to close{where(equal)}: {CEILING} has no more labels than {FLOOR}."
+    if narrow := [group for group in groups if group.narrow and group.candidates and group not in equal]:
+        points = f"{100 * NARROW:.0f} points"
+        yield f"No gap closed{where(narrow)}: {CEILING} is less than {points} more accurate than {FLOOR}."
+
+
 def about_unequal_work(groups: Sequence[Group]) -> Iterator[str]:
     ratios = {
         row.label: ratio
@@ -237,14 +264,14 @@ def about_unequal_work(groups: Sequence[Group]) -> Iterator[str]:
         yield f"Unequal work: {label} trained on {ratio:.1f}{more} times as many images as {FLOOR}."
 
 
-def about_constant_models(rows: Sequence[Row]) -> Iterator[str]:
-    found = {row.label: [run.seed for run in row.results if predicts_one_class(run)] for row in rows}
-    counted = {label: f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" for label, seeds in found.items()}
-    if names := [f"{label} ({counted[label]})" for label, seeds in found.items() if seeds]:
+def about_guessing(rows: Sequence[Row]) -> Iterator[str]:
+    if any(row.guessing for row in rows):
+        yield f"Guesses: {GUESS}. Such a row has no rank."
+    constant = {row: [run.seed for run in row.results if run.last and predicts_one_class(run.last)] for row in rows}
+    names = [
+        f"{row.label} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"
+        for row, seeds in constant.items()
+        if seeds
+    ]
+    if names:
         yield f"These models predict the same class for every image: {', '.join(names)}."
-
-
-def predicts_one_class(run: Run) -> bool:
-    """Return True if the last model predicts the same class for all test images."""
-    recalls = (run.last or {}).get("test", {}).get("recall_per_class", [])
-    return sorted(recall or 0.0 for recall in recalls)[-2:] == [0.0, 1.0]

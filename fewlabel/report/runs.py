@@ -15,6 +15,7 @@ from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.engine import record
 from fewlabel.engine.record import Line
 from fewlabel.experiment import ROWS, Experiment, load
+from fewlabel.report.findings import guesses
 from fewlabel.report.tables import Spread
 
 FLOOR, CEILING, *_ = ROWS
@@ -138,6 +139,17 @@ class Row:
         return self._spread([run.last for run in self.results])
 
     @cached_property
+    def guessing(self) -> tuple[int, ...]:
+        """The seeds whose model guesses in the last round measured. A row that has any gets no rank."""
+        return tuple(run.seed for run in self.results if guesses((run.last or {}).get("test", {})))
+
+    @property
+    def guesses(self) -> str:
+        """Words for tables: empty, "guesses", or in how many of several seeds the model guesses."""
+        some = f" in {len(self.guessing)} of {len(self.seeds)} seeds" if len(self.guessing) < len(self.seeds) else ""
+        return f"guesses{some}" if self.guessing else ""
+
+    @cached_property
     def chosen(self) -> dict[str, Spread | None]:
         """Test metrics of the rounds that validation chose."""
         return self._spread([run.chosen for run in self.results])
@@ -187,6 +199,7 @@ class Row:
             "data": self.experiment.data.name,
             "rounds": self.experiment.rounds,
             "seeds": list(self.seeds),
+            "guessing_seeds": list(self.guessing),
             "unfinished": {str(seed): status for seed, status in self.unfinished.items()},
             "last": plain(self.last),
             "chosen_on_validation": plain(self.chosen),

@@ -19,9 +19,10 @@ from rich.table import Column, Table
 
 from fewlabel.core.described import leaves
 from fewlabel.core.schema import settings
-from fewlabel.engine.record import Line
+from fewlabel.engine.record import Line, read_rounds
 from fewlabel.experiment import ROWS, Experiment, Stream, method_named
 from fewlabel.report.comparison import Comparison
+from fewlabel.report.findings import Finding, in_last_round
 from fewlabel.report.results import Result
 
 
@@ -71,44 +72,68 @@ class Screen:
 class Rounds(Screen):
     """The progress of one run. A log gets at most a line every `pace` seconds, so that fast rounds do not flood it."""
 
-    def __init__(self, rounds: int, pace: float = 1) -> None:
-        super().__init__(rounds)
-        self._rounds, self._count, self._seconds = rounds, 0, 0.0
+    def __init__(self, experiment: Experiment, directory: Path, pace: float = 1) -> None:
+        super().__init__(experiment.rounds)
+        self._rounds, self._count, self._seconds = experiment.rounds, 0, 0.0
         self._pace, self._last_line = pace, 0.0
+        self._news = News(experiment, directory)
 
     def watch(self, line: Line) -> None:
-        """Show a line of rounds.jsonl."""
+        """Show a line of rounds.jsonl, and what it shows to be wrong."""
         number = line["round"]
         self._count, self._seconds = self._count + 1, self._seconds + line["seconds"]
         begin = f"round {number}/{self._rounds}{metrics(line)}  {size(line['bytes_up'] + line['bytes_down'])}"
+        news = self._news.of(line)
         if self.live:
             left = self._seconds / self._count * (self._rounds - number)
             self.show(number, f"{begin}  {span(left)} left")
-        elif number == self._rounds or time.monotonic() - self._last_line >= self._pace:
+        elif news or number == self._rounds or time.monotonic() - self._last_line >= self._pace:
             self._last_line = time.monotonic()
             self.say(f"{begin}  {span(line['seconds'])}")
+        for finding in news:
+            self.say(f"fewlabel: round {number}: {finding}")
+
+
+class News:
+    """What is wrong in a run, told once each, in the round that shows it."""
+
+    def __init__(self, experiment: Experiment, directory: Path) -> None:
+        self._experiment, self._directory = experiment, directory
+        self._lines, self._told = list[Line](), set[str]()
+
+    def of(self, line: Line) -> list[Finding]:
+        """Return what this line, the next one of its run, shows to be wrong."""
+        if not self._lines:  # a run that is resumed has earlier ones
+            self._lines = [each for each in read_rounds(self._directory) if each["round"] < line["round"]]
+        self._lines.append(line)
+        found = [each for each in in_last_round(self._experiment, self._lines) if each.kind not in self._told]
+        self._told |= {each.kind for each in found}
+        return found
 
 
 class Runs(Screen):
-    """The progress of many runs: how many are done, and a line for each that ends."""
+    """The progress of many runs: how many are done, a line for each that ends, and what is wrong in any of them."""
 
-    def __init__(self, rounds: Mapping[Path, int], done: int) -> None:
-        super().__init__(len(rounds))
-        self._rounds, self._done, self._last = rounds, done, dict[Path, Line]()
+    def __init__(self, experiments: Mapping[Path, Experiment], done: int) -> None:
+        super().__init__(len(experiments))
+        self._experiments, self._done, self._last = experiments, done, dict[Path, Line]()
+        self._news = {directory: News(experiment, directory) for directory, experiment in experiments.items()}
         if done:
-            self.say(f"{done} of {len(rounds)} runs are done already")
+            self.say(f"{done} of {len(experiments)} runs are done already")
 
     def watch(self, directory: Path, line: Line) -> None:
         """Show a line of a run's rounds.jsonl, or how the run ended."""
         if "round" in line:
             self._last[directory] = line
+            for finding in self._news[directory].of(line):
+                self.say(f"fewlabel: {directory.name}, round {line['round']}: {finding}")
         else:
             last, end = self._last.pop(directory, {}), line.get("failed") or line.get("stopped")
             self._done += not end
             outcome = f"  {end}" if end else metrics(last)
-            self.say(f"{self._done}/{len(self._rounds)}  {directory.name}{outcome}")
-        under_way = sum(last["round"] / self._rounds[at] for at, last in self._last.items())
-        self.show(self._done + under_way, f"{self._done}/{len(self._rounds)} runs")
+            self.say(f"{self._done}/{len(self._experiments)}  {directory.name}{outcome}")
+        under_way = sum(last["round"] / self._experiments[at].rounds for at, last in self._last.items())
+        self.show(self._done + under_way, f"{self._done}/{len(self._experiments)} runs")
 
 
 def metrics(line: Mapping[str, Any]) -> str:

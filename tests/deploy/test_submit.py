@@ -9,6 +9,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlab
 
 from fewlabel.core.errors import RunFailed
 from fewlabel.deploy import processes, submit
+from fewlabel.experiment import Experiment
 from tests.deploy.test_members import admit, enrolled, made
 
 
@@ -96,7 +97,7 @@ def test_a_run_is_followed_until_it_has_ended_though_its_log_breaks_off(
     stand_in(FLWR, tmp_path / "bin", monkeypatch)
     (run := tmp_path / "run").mkdir()
     with pytest.raises(RunFailed, match="the run has ended: "):
-        submit.follow(lungs, run, 2)
+        submit.follow(lungs, run, Experiment(rounds=2))
     assert (tmp_path / "bin" / "asked").read_text().split() == ["run", "log", "list", "log", "list"]
     said = [line for line in capsys.readouterr().err.splitlines() if "of 2" in line]
     assert said == ["fewlabel: 1 of 2 sites are there", "fewlabel: 2 of 2 are"]

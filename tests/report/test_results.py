@@ -132,7 +132,7 @@ def test_recalls_of_many_classes_are_left_out(made: Any) -> None:
 
 
 def test_without_validation_no_round_is_chosen(made: Any) -> None:
-    result = made(EXPERIMENT, [line(1, 0.5), line(2, 0.5)])
+    result = made(EXPERIMENT, [line(1, 0.6), line(2, 0.6)])
     assert result.table().columns == ("", "last round (2)")
     assert cell(Comparison([result]), "fedprox", "chosen round: accuracy") == "–"
 
@@ -144,14 +144,14 @@ def test_a_run_without_a_shared_model_still_shows_its_costs(made: Any) -> None:
 
 @pytest.mark.parametrize("done", [0, 1])
 def test_an_unfinished_run_shows_what_it_has(made: Any, done: int, tmp_path: Path) -> None:
-    result = made(EXPERIMENT, [line(1, 0.5, 0.5)][:done], finished=False)
+    result = made(EXPERIMENT, [line(1, 0.6, 0.6)][:done], finished=False)
     assert not result.finished
     assert result.status == f"unfinished, round {done} of 2"
     assert f"Unfinished, round {done} of 2." in str(result)
     assert len(result.plot().axes[0].lines) == (5 if done else 0)
     assert "No run is finished yet" in result.report().read_text()
     comparison = Comparison([result])
-    assert comparison.table().rows[0][:2] == ("fedprox*", "50.0" if done else "–")
+    assert comparison.table().rows[0][:2] == ("fedprox*", "60.0" if done else "–")
     assert f"* fedprox, seed 0: unfinished, round {done} of 2." in comparison.table().notes
     assert comparison.to_json()[0]["unfinished"] == {"0": f"unfinished, round {done} of 2"}
     comparison.report(tmp_path / "page.html")
@@ -371,7 +371,7 @@ def test_a_plot_or_page_that_cannot_be_saved_says_why(real: list[Result], tmp_pa
 
 def test_the_labels_of_an_experiment_may_lie_anywhere(made: Any) -> None:
     server = Experiment(method="labels-only", rounds=1, labels=Labels(at="server", per_class=5))
-    nothing_sent = line(1, 0.5, bytes_up=0, bytes_down=0, model_bytes=0, asked=0, replies=0)
+    nothing_sent = line(1, 0.6, bytes_up=0, bytes_down=0, model_bytes=0, asked=0, replies=0)
     assert cell(Comparison([made(server, [nothing_sent])]), "labels-only", "sent, MB (of FedAvg)") == "0 (0%)"
 
 

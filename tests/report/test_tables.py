@@ -15,6 +15,7 @@ import pytest
 from fewlabel.cli.main import main
 from fewlabel.experiment import Clients, Experiment, Labels
 from fewlabel.report.comparison import Comparison
+from fewlabel.report.findings import guesses
 from fewlabel.report.groups import holm, paired
 from fewlabel.report.results import Result
 from fewlabel.report.tables import Table, megabytes, seconds
@@ -32,7 +33,7 @@ def made(tmp_path: Path) -> Made:
         line: dict[str, Any] = {"round": 1, "seconds": 2.0, "bytes_up": 10**6, "bytes_down": 10**6, **more}
         line |= {"model_bytes": 2 * 10**6, "asked": 1, "replies": 1}
         if value is not None:
-            line["test"] = metrics(value, recall_per_class=[value] * 2)
+            line["test"] = metrics(value, recall_per_class=[value] * 10)
         return lay_out(directory, experiment, [line])
 
     return make
@@ -80,6 +81,55 @@ def test_two_that_are_best_leave_no_second(made: Made) -> None:
     assert not table.second
 
 
+def test_r6_a_row_that_guesses_says_so_and_has_no_rank(made: Made) -> None:
+    """Ten classes: one class for all images has a balanced accuracy of 0.1, so below 0.13 a model guesses."""
+    values = {"labels-only": 0.12, "fedavg": 0.13, "fedprox": 0.6, "rscfed": 0.129, "all-labels": 0.95}
+    comparison = Comparison([made(of(name), value) for name, value in values.items()])
+    table = comparison.table()
+    assert [row[0] for row in table.rows] == [
+        "labels-only (guesses)", "fedavg", "fedprox", "rscfed (guesses)", "all-labels",
+    ]  # fmt: skip
+    assert {row for row, _ in table.best} == {2}
+    assert {row for row, _ in table.second} == {1}
+    for text in (str(table), table.markdown(), table.latex(), table.html()):
+        assert "rscfed (guesses)" in text
+        assert "less than 3 points above that of a model that gives every image the same class" in " ".join(
+            text.split()
+        )
+    assert [row["guessing_seeds"] for row in comparison.to_json()] == [[0], [], [], [0], []]
+
+
+def test_r6_of_two_methods_that_guess_none_is_best(made: Made) -> None:
+    table = Comparison([made(of(name), value) for name, value in {"fedavg": 0.1, "rscfed": 0.11}.items()]).table()
+    assert not table.best
+    assert not table.second
+
+
+def test_r6_one_seed_that_guesses_is_told_and_costs_the_rank(made: Made) -> None:
+    results = over_seeds(made, "fedavg", [0.9, 0.1]) + over_seeds(made, "fedprox", [0.4, 0.4])
+    table = Comparison(results).table()
+    assert [row[0] for row in table.rows] == ["fedavg (guesses in 1 of 2 seeds)", "fedprox"]
+    assert {row for row, _ in table.best} == {1}
+
+
+def test_r6_the_overview_says_where_a_method_guesses(made: Made) -> None:
+    shares = {0.1: {"fedavg": 0.1, "fedprox": 0.3}, 0.8: {"fedavg": 0.6, "fedprox": 0.5}}
+    results = [made(of(n, clients=Clients(alpha=a)), v) for a, values in shares.items() for n, v in values.items()]
+    table = Comparison(results).overview()
+    assert table.rows == (("fedavg", "10.0 (guesses)", "60.0"), ("fedprox", "30.0", "50.0"))
+    assert (table.best, table.second) == ({(1, 1), (0, 2)}, {(1, 2)})
+
+
+def test_r6_guessing_is_a_matter_of_balanced_accuracy_over_the_classes_that_are_tested() -> None:
+    """One class of two for all images: 0.5. Nine of ten images right by always saying the large one is no knowledge."""
+    large = {"accuracy": 0.9, "balanced_accuracy": 0.5, "recall_per_class": [1.0, 0.0]}
+    assert guesses(large)
+    assert not guesses(large | {"recall_per_class": [1.0, 0.0, 0.5]})  # of three classes, 0.5 is well above 1 / 3
+    assert guesses(large | {"recall_per_class": [1.0, 0.0, None]})  # of the third there is no test image
+    assert not guesses({"balanced_accuracy": 1.0, "recall_per_class": [1.0, None]})  # nothing to tell apart
+    assert not guesses({})
+
+
 def test_bold_is_compared_within_a_group_and_the_overview_comes_first(made: Made) -> None:
     shares = {0.1: {"labels-only": 0.2, "fedavg": 0.5, "fedprox": 0.3}, 0.8: {"fedavg": 0.6, "fedprox": 0.9}}
     results = [
@@ -118,10 +168,40 @@ def test_the_gap_closed_is_the_share_of_the_way_from_floor_to_ceiling(made: Made
     comparison = Comparison([made(of(name), value) for name, value in values.items()])
     told = column(comparison, "gap closed, %")
     assert told == {"labels-only": "–", "fedavg": "25", "fedprox": "-25", "all-labels": "–"}
-    values |= {"all-labels": 0.505}
-    narrow = Comparison([made(of(name), value) for name, value in values.items()])
-    assert "gap closed, %" not in narrow.table().columns  # a gap of half a point is no measure
-    assert ("Gap closed" in str(comparison), "Gap closed" in str(narrow)) == (True, False)
+    assert "Gap closed" in str(comparison)
+
+
+@pytest.mark.parametrize(("ceiling", "shown"), [(0.4, False), (0.505, False), (0.549, False), (0.55, True)])
+def test_u6_no_share_of_a_gap_below_five_points_is_shown_and_one_note_says_why(
+    made: Made, ceiling: float, shown: bool
+) -> None:
+    values = {"labels-only": 0.5, "fedavg": 0.6, "all-labels": ceiling}
+    comparison = Comparison([made(of(name), value) for name, value in values.items()])
+    why = "No gap closed: all-labels is less than 5 points more accurate than labels-only."
+    assert ("gap closed, %" in comparison.table().columns, "Gap closed" in str(comparison)) == (shown, shown)
+    assert [note for note in comparison.table().notes if "No gap" in note] == ([] if shown else [why])
+    assert comparison.to_json()[1]["gap_closed"] == (pytest.approx(2.0) if shown else None)  # 10 points of 5
+
+
+def test_u6_the_note_on_a_narrow_gap_names_its_group(made: Made) -> None:
+    def group(alpha: float, ceiling: float) -> list[Result]:
+        values = {"labels-only": 0.5, "fedavg": 0.6, "all-labels": ceiling}
+        return [made(of(name, clients=Clients(alpha=alpha)), value) for name, value in values.items()]
+
+    table = Comparison([*group(0.1, 0.9), *group(0.8, 0.51)]).table()
+    why = "No gap closed in alpha=0.8: all-labels is less than 5 points more accurate than labels-only."
+    assert [note for note in table.notes if "No gap" in note] == [why]
+    assert [row[table.columns.index("gap closed, %")] for row in table.rows] == ["–", "25", "–", "–", "–", "–"]
+
+
+def test_u6_the_table_of_a_run_says_that_its_model_predicts_one_class_or_guesses(made: Made) -> None:
+    result = made(of("rscfed"), 0.5)
+    result.rounds[-1]["test"] |= {"recall_per_class": [0.0, 1.0], "balanced_accuracy": 0.5}
+    assert "The model predicts the same class for every image." in result.table().notes
+    result.rounds[-1]["test"]["recall_per_class"] = [0.1, 0.9]
+    assert [note for note in result.table().notes if note.startswith("The model guesses: balanced accuracy is less")]
+    result.rounds[-1]["test"]["balanced_accuracy"] = 0.9
+    assert not [note for note in result.table().notes if "The model" in note]
 
 
 def test_a_paired_t_test_by_hand() -> None:
@@ -184,7 +264,7 @@ def test_a_ceiling_with_the_labels_of_the_floor_leaves_no_gap_and_that_is_told(m
             made(of(name), accuracy, **({"images_labeled": count, "images_unlabeled": 0} if images else {}))
             for name, (accuracy, count) in rows.items()
         ]
-        return [note for note in Comparison(found).table().notes if "No gap" in note]
+        return [note for note in Comparison(found).table().notes if "No gap to close" in note]
 
     assert told(0.5, 1000) == ["No gap to close: all-labels has no more labels than labels-only."]
     assert told(0.5, 9000) == told(0.7, 1000) == told(0.5, None) == []  # that of sites elsewhere nobody knows
