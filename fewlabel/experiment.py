@@ -306,7 +306,10 @@ class Experiment:
             # At every-client they do no harm, and the ceilings of earlier tables have them there.
             **{f"labels.{key}": (at != "server", "labels.at with some-clients") for key in ("clients", "which", "ids")},
             "data.columns": (self.data.name in TABLES, f"data.name = {' or '.join(map(repr, TABLES))}"),
-            "data.unreadable": (self.data.name in KINDS, f"data.name = {' or '.join(map(repr, KINDS))}"),
+            **{
+                f"data.{key}": (self.data.name in KINDS, f"data.name = {' or '.join(map(repr, KINDS))}")
+                for key in ("unreadable", "conflicting")
+            },
         }
         for key, (used, where) in belongs.items():
             table, name = key.split(".")

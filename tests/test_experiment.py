@@ -120,6 +120,7 @@ UNUSED = {
     "labels.per_class=5": "labels.at with every-client or server",
     "labels.server_per_class=5": "labels.at with server",
     "data.columns.label=dx": "data.name = 'csv' or 'dicom'",
+    "data.conflicting=keep": "data.name = 'folder' or 'csv' or 'npz' or 'dicom'",
     "data.unreadable=skip": "data.name = 'folder' or 'csv' or 'npz' or 'dicom'",
 }
 

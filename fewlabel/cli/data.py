@@ -293,6 +293,7 @@ def about(dataset: "Dataset", experiment: "Experiment") -> dict[str, Any]:
     if data.name in KINDS:
         listed = len(list_images(data.name, data.path, data.columns).items)
         why = "without a label, of patients or copies of images in other splits"
+        why = f"with different labels, or {why}" if dataset.notes and data.conflicting == "leave-out" else why
         why = f"that cannot be read, or {why}" if data.unreadable == "skip" else why
         unused = {why: listed - sum(map(sum, counts.values()))}
     return {
@@ -348,7 +349,7 @@ def show_report(report: "CheckReport") -> None:
     equal = [same for same in report.duplicates if same not in report.conflicts and same not in report.leaks]
     show_lines("the same image", [" = ".join(item.name for item in same) for same in equal])
     for title, attribute, wrong in (
-        ("the same image with different labels", "label", report.conflicts),
+        ("the same image with different labels, left out of a run by default", "label", report.conflicts),
         ("the same image in several splits", "split", report.leaks),
     ):
         lines = [" = ".join(f"{item.name} ({getattr(item, attribute) or 'none'})" for item in same) for same in wrong]

@@ -44,7 +44,7 @@ from fewlabel.experiment import Experiment, method_table, read
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.results import Result
 from fewlabel.report.runs import CEILING, FLOOR
-from fewlabel.report.terminal import Rounds, Runs, show_result, tell
+from fewlabel.report.terminal import Rounds, Runs, show_result, tell, tell_notes
 from fewlabel.report.trackers import Trackers
 
 AGAIN = "do the same again"
@@ -178,7 +178,7 @@ def run_one(directory: Path, workers: int | None, form: Layout, backend: str, tr
         resume = f"fewlabel run --resume {shlex.quote(str(directory))}"
         resume += "" if backend == SIMULATOR else f" --backend {backend}"
         resume += f" --track {track}" if track else ""
-        caution([result.experiment])
+        tell_notes([result])
         shown = Rounds(result.experiment, directory)
         with interruptible(resume) as stop, shown, trackers.following(directory) as follow:
 
@@ -219,7 +219,6 @@ def run_all(
     """Run experiments side by side. Return the failure of some, so that the results of others are shown first."""
     from fewlabel.engine import sweep
 
-    caution(experiments)
     trackers = Trackers(words(track or ""), root)
     places = {sweep.place(experiment, root): experiment for experiment in experiments}
     done = [directory for directory in places if record.is_finished(directory)]
@@ -232,7 +231,9 @@ def run_all(
             trackers.watch(directory, line)
 
         try:
-            sweep.sweep(experiments, root, workers=workers, watch=watch, stop=stop)
+            directories = sweep.lay_out(experiments, root)
+            tell_notes([Result(directory) for directory in directories])
+            sweep.run_all(directories, workers=workers, watch=watch, stop=stop)
         except RunFailed as error:
             error.add_note(f"to go on: {AGAIN}")
             return error
@@ -268,9 +269,3 @@ def interruptible(resume: str) -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def caution(experiments: Sequence[Experiment]) -> None:
-    """Tell, once each, what may not be meant though it runs."""
-    for sentence in dict.fromkeys(sentence for experiment in experiments for sentence in experiment.cautions):
-        tell(sentence)

@@ -63,6 +63,7 @@ class Dataset:
     image_size: int
     splits: dict[str, Split]
     scale: Scale = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # sentences about what was odd, for whoever runs something on it
 
 
 def digits() -> Raw:
@@ -95,6 +96,7 @@ def load(
     path: str | None = None,
     columns: Mapping[str, str] | None = None,
     unreadable: str = "fatal",
+    conflicting: str = "leave-out",
     classes: tuple[str, ...] | None = None,
     scale: Scale | None = None,
 ) -> Dataset:
@@ -113,8 +115,9 @@ def load(
         listing = list_images(name, path, columns)
         listing = listing if classes is None else undivided(listing, classes, scale)
         skip, own_splits = unreadable == "skip", split in ("published", UNDIVIDED)
-        edition, paths = Edition((), partial(read_images, listing, skip=skip, drawn=not own_splits)), list[Path]()
-        how += [fingerprint(listing), unreadable]
+        read_own = partial(read_images, listing, skip=skip, drawn=not own_splits, conflicting=conflicting)
+        edition, paths = Edition((), read_own), list[Path]()
+        how += [fingerprint(listing), unreadable, *([conflicting] if conflicting != "leave-out" else [])]
     else:
         edition, paths = files.find(name, source_of(name))
         if path is not None:
@@ -159,7 +162,8 @@ def open_decoded(name: str, image_size: int, folder: Path, thorough: bool = Fals
             clients = np.load(folder / f"{split}-clients.npy") if about.get("clients") else None
             splits[split] = Split(images, torch.from_numpy(labels), grouped, clients)
         scale = {key: (low, high) for key, (low, high) in about["scale"].items()}
-        return Dataset(name, about["digest"], tuple(about["classes"]), len(about["mean"]), image_size, splits, scale)
+        classes, notes, channels = tuple(about["classes"]), tuple(about.get("notes", ())), len(about["mean"])
+        return Dataset(name, about["digest"], classes, channels, image_size, splits, scale, notes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
         return None
 
@@ -265,7 +269,7 @@ def write_labels(raw: Raw, where: dict[str, np.ndarray], aside: Path, undivided:
     kept = {name: counts[name] for name in splits}
     clients, scale = len(held) == len(raw.parts), next(iter(raw.parts.values())).scale
     about = {"classes": raw.classes, "splits": splits, "counts": kept, "groups": grouped, "clients": clients}
-    return about | {"scale": scale}
+    return about | {"scale": scale, "notes": raw.notes}
 
 
 def write_images(raw: Raw, where: dict[str, np.ndarray], image_size: int, channels: int | None, aside: Path) -> None:

@@ -35,6 +35,7 @@ class Raw:
 
     classes: tuple[str, ...]
     splits: "dict[str, tuple[np.ndarray, np.ndarray]] | dict[str, Part]"
+    notes: tuple[str, ...] = ()  # sentences about what was odd, for whoever runs something on it
 
     def __post_init__(self) -> None:
         if self.splits.keys() != {"all"} and not (

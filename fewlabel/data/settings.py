@@ -19,6 +19,8 @@ class Data:
     path: str | None = None  # where your own images are, for folder, csv, npz and dicom
     columns: dict[str, str] = field(default_factory=dict)  # csv: names of columns, such as label = 'dx'
     unreadable: Literal["fatal", "skip"] = "fatal"  # what to do about images of your own that cannot be read
+    conflicting: Literal["leave-out", "fatal", "keep"] = "leave-out"  # what to do about an image of your own that is
+    #   there several times, with different labels
 
 
 @dataclass(frozen=True)

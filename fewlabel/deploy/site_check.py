@@ -45,6 +45,7 @@ def check_data(config: SiteConfig, trust: Path) -> str:
     seen = len(set(labels[labels >= 0].tolist()))
     counts = f"{len(share.labeled):,} images with a label and {len(share.unlabeled):,} without"
     counts += f", {tested:,} to test on" if (tested := testable(world)) else ""
+    counts += "".join(f" ({note})" for note in world.dataset.notes)
     return f"{counts}, of {seen} of {len(terms.classes)} classes, read at {terms.image_size}x{terms.image_size}"
 
 

@@ -11,6 +11,7 @@ from fewlabel.core.errors import BadInput, StorageError
 
 EXPERIMENT = "experiment.toml"  # everything that the result depends on
 PARTITION = "partition.json"  # who holds which image
+NOTES = "notes.json"  # what to know about the data before the first round
 FEDERATION = "federation.json"  # the plan of a run over sites, which has no partition
 ROUNDS = "rounds.jsonl"  # a line for each round
 SUMMARY = "summary.json"  # written last: a run with one is finished
@@ -61,6 +62,15 @@ def read_rounds(directory: Path) -> list[Line]:
     path = directory / ROUNDS
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def read_notes(directory: Path) -> dict[str, Any]:
+    """Read what is to know about a run's data. A run of an earlier version, or over sites, has no such file."""
+    try:
+        found: dict[str, Any] = json.loads((directory / NOTES).read_text())
+    except (OSError, ValueError):  # whoever reads it can do without
+        return {}
+    return found
 
 
 def read_summary(directory: Path) -> dict[str, Any]:

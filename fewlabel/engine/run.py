@@ -28,6 +28,7 @@ from fewlabel.engine import backends, device, record
 from fewlabel.engine.card import Card
 from fewlabel.engine.checkpoint import Checkpoints, Saved
 from fewlabel.engine.executor import Executor
+from fewlabel.engine.notes import notes_of
 from fewlabel.engine.rounds import Server
 from fewlabel.engine.world import World, dataset_of
 from fewlabel.experiment import Experiment, dumps
@@ -55,6 +56,7 @@ def prepare(experiment: Experiment, directory: Path) -> Path:
         with record.in_use(directory):
             refuse_used(directory)
             dealt.save(directory / record.PARTITION, dataset.splits["train"].labels.numpy(), dataset.classes)
+            storage.write(directory / record.NOTES, json.dumps(notes_of(world), indent=1).encode())
             storage.write(directory / record.EXPERIMENT, dumps(experiment).encode())
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror}") from None
@@ -69,7 +71,7 @@ def laid_out(experiment: Experiment, directory: Path) -> Iterator[Path]:
         yield directory
     except BadInput:
         if not (directory / record.ROUNDS).exists():
-            for name in (record.PARTITION, record.EXPERIMENT, record.LOCK):
+            for name in (record.PARTITION, record.NOTES, record.EXPERIMENT, record.LOCK):
                 (directory / name).unlink(missing_ok=True)
             with suppress(OSError):  # other files there are not ours
                 directory.rmdir()
@@ -97,7 +99,8 @@ def single_batches(settings: Mapping[str, Any], above: str = "") -> Iterator[str
 
 def refuse_used(directory: Path) -> None:
     there = [path.name for path in directory.iterdir()] if directory.exists() else []
-    if any(name != record.PARTITION and not name.startswith(".") for name in there):  # more than a kill leaves behind
+    left = (record.PARTITION, record.NOTES)  # by a kill
+    if any(name not in left and not name.startswith(".") for name in there):
         raise BadInput(f"{directory} is not empty; continue it with --resume {directory} or choose another --out")
 
 

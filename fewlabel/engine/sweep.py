@@ -71,7 +71,7 @@ def sweep(
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Path]:
     """Run all experiments, and return their directories. A failure of one does not stop the others."""
-    directories = list(dict.fromkeys(lay_out(experiment, root) for experiment in experiments))
+    directories = lay_out(experiments, root)
     run_all(directories, workers=workers, watch=watch, stop=stop)
     return directories
 
@@ -148,11 +148,13 @@ def side_by_side(
     return ends
 
 
-def lay_out(experiment: Experiment, root: Path) -> Path:
-    directory = place(experiment, root)
-    if not (directory / "experiment.toml").exists():
-        prepare(experiment, directory)
-    return directory
+def lay_out(experiments: Iterable[Experiment], root: Path) -> list[Path]:
+    """Lay out runs that are not there yet, and return the directories of all."""
+    places = {place(experiment, root): experiment for experiment in experiments}
+    for directory, experiment in places.items():
+        if not (directory / "experiment.toml").exists():
+            prepare(experiment, directory)
+    return list(places)
 
 
 def child(directory: Path, tell: Connection, stop: Callable[[], bool], parent: int) -> None:

@@ -72,8 +72,7 @@ def lay_out_row(row: PaperRow, experiments: Sequence[Experiment], root: Path) ->
     try:
         if todo and (missing := missing_data(one.data.name)):
             return missing
-        for experiment in todo:
-            lay_out(experiment, root)
+        lay_out(todo, root)
     except FewLabelError as error:  # the other rows go on
         return str(error)
     return ""

@@ -99,6 +99,11 @@ class Run:
             raise StorageError(f"{path} is not a partition that can be read: {error}") from None
         return found
 
+    @cached_property
+    def notes(self) -> dict[str, Any]:
+        """What to know about the run's data, as in notes.json. A run of an earlier version, or over sites, has none."""
+        return record.read_notes(self.directory)
+
     @property
     def classes(self) -> list[str]:
         names: list[str] = self.partition["classes"]

@@ -32,6 +32,14 @@ def tell(sentence: str) -> None:
         print("fewlabel:", " ".join(sentence.split()), file=sys.stderr)
 
 
+def tell_notes(runs: Sequence[Result]) -> None:
+    """Tell, once each, what may not be meant though it runs, and what to know about the data of runs."""
+    for sentence in dict.fromkeys(sentence for run in runs for sentence in run.experiment.cautions):
+        tell(sentence)
+    for sentence in dict.fromkeys(sentence for run in runs for sentence in run.notes.get("sentences", [])):
+        tell(sentence)
+
+
 class Screen:
     """Lines that stay, and on a terminal a bar below them. The bar appears when there is something to show."""
 

@@ -24,7 +24,7 @@ from fewlabel.engine.world import dataset_of
 from fewlabel.experiment import read
 from tests.cli.test_main import QUICK
 from tests.conftest import Command
-from tests.data.test_own import grey, save, spoil, write_csv
+from tests.data.test_own import conflicting_npz, grey, save, spoil, write_csv
 
 COMMANDS = ["check", "info", "get", "partition", "split"]
 MODES = ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"]
@@ -103,6 +103,23 @@ def test_every_corrupted_empty_and_duplicated_file_is_named(mixed: Path, fewlabe
     assert "1,985 images, colour" in text.out
 
 
+def test_images_with_two_labels_are_named_and_a_run_goes_on_without_them(fewlabel: Command, tmp_path: Path) -> None:
+    path = conflicting_npz(tmp_path / "a.npz")
+    found = fewlabel("data", "check", path)
+    assert found.code == 0
+    assert "the same image with different labels, left out of a run by default (2):" in found.out
+    assert "  train_images[2] (0) = train_images[7] (1)\n" in found.out
+    few = sets("data.name=npz", f"data.path={path}", "clients.count=1", "clients.min_size=1", "rounds=1")
+    found = fewlabel("run", *few, "--out", "run", "--workers", "1")
+    assert found.code == 0
+    assert "fewlabel: different labels for 2 images, such as train_images[1] (0) and test_images[3] (1)" in found.err
+    assert json.loads((tmp_path / "run" / "notes.json").read_text())["sentences"][0].startswith("different labels")
+    assert "left out: 4 images with different labels, or" in fewlabel("data", "info", "npz", *few).out
+    found = fewlabel("run", *few, *sets("data.conflicting=fatal"), "--out", "refused")
+    assert found.code == 2
+    assert "set data.conflicting = 'leave-out'" in found.err
+
+
 def test_a_run_on_the_rest_works(mixed: Path, fewlabel: Command, tmp_path: Path) -> None:
     argv = ["run", *QUICK, "--data", "folder", "--set", f"data.path={mixed}", "--set", "rounds=1", "--workers", "1"]
     found = fewlabel(*argv)
@@ -127,7 +144,7 @@ def test_a_run_on_the_rest_works(mixed: Path, fewlabel: Command, tmp_path: Path)
 def test_reading_takes_less_memory_than_the_images(mixed: Path) -> None:
     found = list_images("folder", mixed)
     some = replace(found, items=found.items[:400])
-    part = read_parts(some, skip=True)["all"]
+    part = read_parts(some, skip=True)[0]["all"]
     tracemalloc.start()
     try:
         decoded = sum(some.nbytes for some in part.read(128))
@@ -154,7 +171,7 @@ def hospital(folder: Path) -> Path:
 def test_no_patient_is_on_two_sides_and_what_has_no_label_is_trained_on(tmp_path: Path) -> None:
     """48 of 240 have no label; those of patients who are tested on are left out."""
     found = list_images("csv", hospital(tmp_path))
-    parts = read_parts(found)
+    parts, _ = read_parts(found)
     side = sides(parts, "published", 0)["all"]
     patients = {
         name: {item.patient for item, s in zip(found.items, side, strict=True) if s == name} for name in set(side)
@@ -173,7 +190,7 @@ def test_copies_of_an_image_stay_on_one_side(tmp_path: Path) -> None:
     for number in range(120):
         grey(tmp_path / "ab"[number % 2] / f"{number}.png", number // 4 * 2 + number % 2)  # each twice
     listing = list_images("folder", tmp_path)
-    side = sides(read_parts(listing), "published", 0)["all"]
+    side = sides(read_parts(listing)[0], "published", 0)["all"]
     where: dict[bytes, set[str]] = {}
     for item, which in zip(listing.items, side, strict=True):
         where.setdefault(item.file.read_bytes(), set()).add(which)
@@ -202,7 +219,7 @@ def test_what_is_left_out_is_told_and_clients_have_their_names(tmp_path: Path, f
     argv = sets("data.path=table.csv", "clients.partition=by-column", "clients.count=2", "data.image_size=16")
     found = fewlabel("data", "info", "csv", *argv)
     why = "without a label, of patients or copies of images in other splits"
-    side = sides(read_parts(list_images("csv", path)), "published", 0)["all"]
+    side = sides(read_parts(list_images("csv", path))[0], "published", 0)["all"]
     gone = int((side == "").sum())
     assert gone > 0
     assert found.out.splitlines()[-1] == f"left out: {gone} images {why}"
@@ -378,7 +395,7 @@ def test_a_site_reads_back_its_own_pixels_and_labels_and_no_others(
     train = dataset.splits["train"]
     for site, share in zip(written, partition.of(dataset, experiment).shares, strict=False):
         listed = list_images(kind, site["path"])
-        (part,) = read_parts(listed).values()
+        (part,) = read_parts(listed)[0].values()
         labels = np.append(train.labels[share.labeled], [-1] * len(share.unlabeled))
         assert listed.classes == dataset.classes
         assert rows(np.concatenate(list(part.read(8))), part.labels) == rows(
@@ -442,7 +459,7 @@ def test_a_site_knows_its_patients_by_numbers_that_tell_nothing(kind: str, fewla
     found = fewlabel("data", "split", "csv", *argv, "--to", "out", "--as", kind)
     assert found.out.splitlines()[-1].startswith("images are written at 4x4, as the network sees them")
     listed = list_images(kind, tmp_path / "out" / ("client-1.npz" if kind == "npz" else "client-1"))
-    (part,) = read_parts(listed).values()
+    (part,) = read_parts(listed)[0].values()
     value = np.concatenate(list(part.read(4)))[:, 0, 0, 0]  # which is the number of the image, four of each patient
     patients: dict[int, set[str]] = {}
     for item, number in zip(listed.items, value.tolist(), strict=True):

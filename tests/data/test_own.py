@@ -40,7 +40,7 @@ def write_csv(path: Path, head: str, rows: Iterable[str]) -> Path:
 
 
 def whole(found: Listing, size: int = 4, split: str = "all", skip: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    part = read_parts(found, skip)[split]
+    part = read_parts(found, skip)[0][split]
     return np.concatenate(list(part.read(size))), part.labels
 
 
@@ -255,7 +255,7 @@ def test_a_folder_of_dicom_is_split_by_patient_and_scanners_leave_out_endings(tm
     found = list_images("dicom", tmp_path)
     assert len(found.items) == 20
     assert found.strays == ("a/notes",)
-    groups = read_parts(found)["all"].groups
+    groups = read_parts(found)[0]["all"].groups
     assert groups is not None
     assert sorted(Counter(groups.tolist()).values()) == [4] * 5
 
@@ -264,7 +264,7 @@ def test_a_table_may_name_dicom_without_endings(tmp_path: Path) -> None:
     dicom(tmp_path / "ID_1.dcm", GREY, WindowCenter=128, WindowWidth=256)
     found = list_images("dicom", write_csv(tmp_path / "t.csv", "image,label", ["ID_1,a"]))
     assert found.items[0].file == tmp_path / "ID_1.dcm"
-    assert read_parts(found)["all"].labels.tolist() == [0]
+    assert read_parts(found)[0]["all"].labels.tolist() == [0]
 
 
 def test_frames_are_refused_and_without_pydicom_there_is_one_sentence(
@@ -296,7 +296,7 @@ def test_a_folder_for_each_class_with_images_at_any_depth(tmp_path: Path) -> Non
 def test_folders_of_splits_lie_above_those_of_classes(tmp_path: Path) -> None:
     for number, place in enumerate(["train/a", "train/b", "train/unlabeled", "val/a", "test/b", "unlabeled"]):
         grey(tmp_path / place / "x.png", number)
-    made = read_parts(list_images("folder", tmp_path))
+    made, _ = read_parts(list_images("folder", tmp_path))
     assert {split: sorted(part.labels.tolist()) for split, part in made.items()} == {
         "train": [-1, -1, 0, 1],
         "validation": [0],
@@ -315,7 +315,7 @@ def test_classes_may_be_named_in_a_file_beside_them(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("bag\nT-shirt/top\n")
     found = list_images("folder", tmp_path)
     assert found.classes == ("bag", "T-shirt/top")
-    assert read_parts(found)["all"].labels.tolist() == [1]
+    assert read_parts(found)[0]["all"].labels.tolist() == [1]
     (tmp_path / "classes.txt").write_text("bag\nT-shirt/top\nbag\n")
     told = refused(lambda: list_images("folder", tmp_path))
     assert "classes.txt names the class 'bag' 2 times; name each once" in told
@@ -427,7 +427,7 @@ def test_a_table_says_what_is_known_of_each_image(tmp_path: Path) -> None:
     found = list_images("csv", write_csv(tmp_path / "t.csv", "\ufeffFile;DX;Hospital;lesion_id;Split", [*rows, ""]))
     assert [item.label for item in found.items] == ["nv", "mel", ""]
     assert [item.split for item in found.items] == ["train", "validation", "train"]
-    made = read_parts(found)["train"]
+    made = read_parts(found)[0]["train"]
     assert made.clients is not None
     assert made.clients.tolist() == ["north", "north"]
     assert made.labels.tolist() == [1, -1]
@@ -660,7 +660,7 @@ def test_what_a_check_calls_spoiled_is_refused_by_a_run_too(tmp_path: Path) -> N
 
     def told(*rows: str, drawn: bool = False) -> str:
         path = write_csv(tmp_path / "my images" / "t.csv", "image,label,split,patient", rows)
-        return refused(lambda: read_images(list_images("csv", path), drawn=drawn))
+        return refused(lambda: read_images(list_images("csv", path), drawn=drawn, conflicting="fatal"))
 
     rows = ["0.png,a,train,", "1.png,b,train,", "2.png,a,test,", "3.png,b,test,"]
     labels = told(*rows, "4.png,a,test,")
@@ -681,7 +681,7 @@ def test_copies_and_patients_are_one_group_through_each_other(tmp_path: Path) ->
     for number, value in enumerate([7, 7, 8, 8, 9]):
         grey(tmp_path / f"{number}.png", value)
     rows = ["0.png,a,", "1.png,a,p", "2.png,b,p", "3.png,b,q", "4.png,a,"]
-    part = read_parts(list_images("csv", write_csv(tmp_path / "t.csv", "image,label,patient", rows)))["all"]
+    part = read_parts(list_images("csv", write_csv(tmp_path / "t.csv", "image,label,patient", rows)))[0]["all"]
     assert part.groups is not None
     assert part.groups.tolist() == [0, 0, 0, 0, 1]
 
@@ -703,7 +703,7 @@ def test_a_check_counts_and_compares(tmp_path: Path) -> None:
     assert [[item.name for item in same] for same in report.conflicts] == [["train/a/1.png", "train/b/3.png"]]
     assert [[item.name for item in same] for same in report.leaks] == [["test/a/6.png", "train/a/2.png"]]
     assert len(report.duplicates) == 3
-    assert report.problems() == ["different labels for 1 image", "several splits with 1 image in common"]
+    assert report.problems() == ["several splits with 1 image in common"]
 
 
 def test_a_patient_on_two_sides_is_named(tmp_path: Path) -> None:
@@ -722,5 +722,55 @@ def test_a_check_of_arrays_finds_duplicates_too(tmp_path: Path) -> None:
     report = check_images(list_images("npz", tmp_path / "a.npz"))
     assert [[item.name for item in same] for same in report.conflicts] == [["train_images[0]", "train_images[2]"]]
     assert "different labels for 1 image, such as train_images[0] (0) and train_images[2] (1)" in refused(
-        lambda: read_images(report.listing)
+        lambda: read_images(report.listing, conflicting="fatal")
     )
+
+
+def conflicting_npz(path: Path) -> Path:
+    """Ten images to train on and four to test on. 2 = 7 and 1 = test 3, but not in label; 4 = 5 in label, too."""
+    train = np.arange(10, dtype=np.uint8)[:, None, None] * np.ones((1, 4, 4), np.uint8)
+    train[7], train[5] = train[2], train[4]
+    test = train[:4] + 100
+    test[3] = train[1]
+    labels = np.array([0, 0, 0, 1, 0, 0, 1, 1, 0, 1])
+    np.savez(path, train_images=train, train_labels=labels, test_images=test, test_labels=[0, 1, 0, 1])
+    return path
+
+
+def test_images_with_two_labels_are_left_out_and_told(tmp_path: Path) -> None:
+    listing = list_images("npz", conflicting_npz(tmp_path / "a.npz"))
+    raw = read_images(listing)
+    train = raw.parts["train"]
+    assert train.labels.tolist() == [0, 1, 0, 0, 1, 0, 1]
+    assert np.concatenate(list(train.read(4)))[:, 0, 0, 0].tolist() == [0, 3, 4, 4, 6, 8, 9]
+    assert np.concatenate(list(raw.parts["test"].read(4)))[:, 0, 0, 0].tolist() == [100, 101, 102]
+    assert train.groups is not None
+    assert train.groups[2] == train.groups[3]
+    (note,) = raw.notes
+    assert note == (
+        "different labels for 2 images, such as train_images[1] (0) and test_images[3] (1): the 4 copies are left out "
+        f"(data.conflicting); see all by `{listing.command}`"
+    )
+    assert check_images(listing).problems() == []
+
+
+def test_images_with_two_labels_can_be_kept_or_stop_a_run(tmp_path: Path) -> None:
+    listing = list_images("npz", conflicting_npz(tmp_path / "a.npz"))
+    assert "different labels for 2 images, such as train_images[1] (0) and test_images[3] (1); see all by" in refused(
+        lambda: read_images(listing, conflicting="fatal")
+    )
+    raw = read_images(listing, drawn=True, conflicting="keep")
+    assert [len(part) for part in raw.parts.values()] == [10, 4]
+    assert "all copies are kept, each with its own label" in raw.notes[0]
+    assert "different splits for 1 image" in refused(lambda: read_images(listing, conflicting="keep"))
+
+
+def test_the_choice_about_two_labels_is_a_setting_and_the_note_outlives_the_decoding(tmp_path: Path) -> None:
+    base = ["data.name=npz", f"data.path={conflicting_npz(tmp_path / 'a.npz')}", "data.image_size=4"]
+    for _ in range(2):  # decoded, and then from the cache
+        found = dataset_of(read({}, base))
+        assert len(found.splits["train"]) == 7
+        assert len(found.notes) == 1
+    kept = dataset_of(read({}, [*base, "data.conflicting=keep", "data.split=70-10-20"]))
+    assert sum(map(len, kept.splits.values())) == 14
+    assert "different labels for 2 images" in refused(lambda: dataset_of(read({}, [*base, "data.conflicting=fatal"])))

@@ -29,6 +29,8 @@ from scipy.io import savemat
 
 from fewlabel.core.errors import BadInput
 from fewlabel.data import datasets
+from fewlabel.data.own.layouts import list_images
+from fewlabel.data.own.reader import read_images
 from fewlabel.data.published import arrays, catalogue, files, medical
 from fewlabel.data.published.medmnist import MEDMNIST
 from fewlabel.data.published.pickled import unpickle
@@ -991,3 +993,18 @@ def test_decoding_takes_less_than_twice_the_memory_of_what_is_decoded(real, size
     peak, decoded = map(int, found.stdout.split())
     assert decoded == 70000 * size * size
     assert peak < 2 * decoded
+
+
+PBC = (REAL or Path()) / "pbc" / "pbc32.npz"
+
+
+@pytest.mark.skipif(not PBC.exists(), reason="no pbc/pbc32.npz: neither FEWLABEL_DATA nor ../shared/data has it")
+def test_a_blood_cell_in_two_classes_stops_nobody(tmp_path: Path) -> None:
+    """The 100th cell to train on is once more there, in the next class; the published set has one such cell."""
+    arrays = dict(np.load(PBC))
+    arrays["train_images"] = np.concatenate([arrays["train_images"], arrays["train_images"][99:100]])
+    arrays["train_labels"] = np.append(arrays["train_labels"], (arrays["train_labels"].ravel()[99] + 1) % 8)
+    np.savez(tmp_path / "pbc.npz", **arrays)
+    raw = read_images(list_images("npz", tmp_path / "pbc.npz"))
+    assert len(raw.parts["train"]) == 11952 - 1
+    assert "different labels for 1 image, such as train_images[99]" in raw.notes[0]

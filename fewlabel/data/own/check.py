@@ -51,8 +51,9 @@ class CheckReport:
 
     @property
     def leaks(self) -> list[tuple[Item, ...]]:
-        """Duplicates in different splits."""
-        return [same for same in self.duplicates if len({item.split for item in same}) > 1]
+        """Duplicates in different splits, without those that a run leaves out because of their labels."""
+        odd = self.conflicts
+        return [same for same in self.duplicates if len({item.split for item in same}) > 1 and same not in odd]
 
     @property
     def notes(self) -> list[str]:
@@ -72,8 +73,6 @@ class CheckReport:
             found.append(f"{counted(len(self.listing.loose), 'image')} in no class's folder")
         if (bad := len(self.unreadable) + len(self.empty)) and not skip:
             found.append(f"{counted(bad, 'file')} cannot be read (data.unreadable = 'skip' leaves them out)")
-        if self.conflicts:
-            found.append(f"different labels for {counted(len(self.conflicts), 'image')}")
         if self.leaks:
             found.append(f"several splits with {counted(len(self.leaks), 'image')} in common")
         if self.straddling:

@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress
+from pathlib import Path
 
 import numpy as np
 
@@ -17,11 +19,12 @@ from fewlabel.data.raw import CHUNK, Part, Raw, Scale
 from fewlabel.data.reading import digest_of
 
 
-def read_images(listing: Listing, skip: bool = False, drawn: bool = False) -> Raw:
+def read_images(listing: Listing, skip: bool = False, drawn: bool = False, conflicting: str = "leave-out") -> Raw:
     """Return the listed images as a data set.
 
     `skip` leaves out images that cannot be read. `drawn` says that its own splits are not used, because new ones are
-    drawn that keep each patient's images together.
+    drawn that keep each patient's images together. `conflicting` is what to do about an image with different labels:
+    leave-out, fatal or keep.
     """
     refuse_loose(listing)
     if len(listing.classes) < 2:
@@ -38,28 +41,41 @@ def read_images(listing: Listing, skip: bool = False, drawn: bool = False) -> Ra
             f"{len(blind)} images to validate or test on have no label, such as {blind[0]}; "
             "give them one, or put them among those to train on"
         )
-    return Raw(listing.classes, read_parts(listing, skip, drawn))
+    parts, notes = read_parts(listing, skip, drawn, conflicting)
+    return Raw(listing.classes, parts, notes)
 
 
-def read_parts(listing: Listing, skip: bool = False, drawn: bool = False) -> dict[str, Part]:
-    """Return the images of each split, or all of them as one part. A label that is not known is -1."""
+def read_parts(
+    listing: Listing, skip: bool = False, drawn: bool = False, conflicting: str = "leave-out"
+) -> tuple[dict[str, Part], tuple[str, ...]]:
+    """Return the images of each split, or all of them as one part, and sentences about what was odd.
+
+    A label that is not known is -1.
+    """
     items, colour, scale = (list(listing.items), False, Scale()) if listing.kind == "npz" else readable(listing, skip)
     digests = digests_of(listing, items)
-    refuse_spoiled(listing, items, digests, drawn)
+    several = different("label", items, digests)
+    if several and conflicting == "fatal":
+        raise refuse(listing, "label", several, "image", "give each one label, or set data.conflicting = 'leave-out'")
+    kept = np.array([conflicting == "keep" or digest not in several for digest in digests])
+    if not drawn:
+        refuse_shared(listing, list(compress(items, kept)), list(compress(digests, kept)))
+    notes = (about_conflicts(listing, several, int((~kept).sum())),) if several else ()
     group, parts = groups_of(items, digests), {}
     for split in listing.splits or [""]:
-        rows = [row for row, item in enumerate(items) if item.split == split]
-        some = [items[row] for row in rows]
+        rows = np.array([row for row, item in enumerate(items) if item.split == split])
+        there = kept[rows]
+        some = [items[row] for row in rows[there]]
         clients = np.array([item.client for item in some])
         in_files = partial(pixels, listing, some, colour, scale)
         parts[split or "all"] = Part(
             label_numbers(listing, some),
-            partial(npz_images, listing.path, array_of(some[0])) if listing.kind == "npz" else in_files,
-            groups=group[rows],
+            partial(rows_of_npz, listing.path, array_of(items[rows[0]]), there) if listing.kind == "npz" else in_files,
+            groups=group[rows[there]],
             clients=clients if clients.astype(bool).any() else None,
             scale=scale,
         )
-    return parts
+    return parts, notes
 
 
 def label_numbers(listing: Listing, items: Iterable[Item]) -> np.ndarray:
@@ -85,31 +101,61 @@ def images_of_npz(listing: Listing) -> Iterator[np.ndarray]:
             yield from some
 
 
+def rows_of_npz(path: Path, name: str, kept: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Read the kept images of an array in an npz, a few at a time."""
+    start = 0
+    for some in npz_images(path, name, size):
+        there = kept[start : start + len(some)]
+        start += len(some)
+        if there.any():
+            yield some if there.all() else some[there]
+
+
 def array_of(item: Item) -> str:
     return item.name.partition("[")[0]
 
 
-def refuse_spoiled(listing: Listing, items: Sequence[Item], digests: Sequence[str], drawn: bool) -> None:
-    """Refuse what makes results worthless: an image with two labels, or an image or a patient in two splits."""
-    images, patients = defaultdict[str, list[Item]](list), defaultdict[str, list[Item]](list)
-    for item, digest in zip(items, digests, strict=True):
-        images[digest].append(item)
-        if item.patient:
-            patients[item.patient].append(item)
-    for what, sets, attribute, mend in (
-        ("image", images, "label", "give each one label"),
-        ("image", images, "split", "leave each in one, or draw splits anew by data.split = '70-10-20'"),
-        ("patient", patients, "split", "leave each in one, or draw splits anew by data.split = '70-10-20'"),
-    ):
-        each = [{getattr(item, attribute): item for item in some if getattr(item, attribute)} for some in sets.values()]
-        wrong = [list(some.items()) for some in each if len(some) > 1]
-        if wrong and not (drawn and attribute == "split"):
-            (one, first), (other, second), *_ = wrong[0]
-            whose = f" of {first.patient}" if sets is patients else ""
-            raise BadInput(
-                f"different {attribute}s for {counted(len(wrong), what)}, such as {first.name} ({one}) and "
-                f"{second.name} ({other}){whose}; see all by `{listing.command}`, and {mend}"
-            )
+Several = dict[str, list[tuple[str, Item]]]  # by image or patient: its different values, each with one item of it
+
+
+def different(attribute: str, items: Iterable[Item], keys: Iterable[str]) -> Several:
+    """Return the images or patients, by their keys, whose items differ in an attribute. An empty value is none."""
+    found = defaultdict[str, dict[str, Item]](dict)
+    for item, key in zip(items, keys, strict=True):
+        if key and (value := getattr(item, attribute)):
+            found[key][value] = item
+    return {key: list(values.items()) for key, values in found.items() if len(values) > 1}
+
+
+def refuse_shared(listing: Listing, items: Sequence[Item], digests: Sequence[str]) -> None:
+    """Refuse what makes results worthless: an image or a patient in two splits."""
+    mend = "leave each in one, or draw splits anew by data.split = '70-10-20'"
+    for what, keys in (("image", digests), ("patient", [item.patient for item in items])):
+        if several := different("split", items, keys):
+            raise refuse(listing, "split", several, what, mend)
+
+
+def refuse(listing: Listing, attribute: str, several: Several, what: str, mend: str) -> BadInput:
+    """Return an error that names the first of these images or patients."""
+    whose = f" of {next(iter(several))}" if what == "patient" else ""
+    return BadInput(
+        f"different {attribute}s for {counted(len(several), what)}, such as {example(several)}{whose}; "
+        f"see all by `{listing.command}`, and {mend}"
+    )
+
+
+def example(several: Several) -> str:
+    (one, first), (other, second), *_ = next(iter(several.values()))
+    return f"{first.name} ({one}) and {second.name} ({other})"
+
+
+def about_conflicts(listing: Listing, several: Several, left_out: int) -> str:
+    """Tell which images have different labels, and what became of them."""
+    done = f"the {left_out:,} copies are left out" if left_out else "all copies are kept, each with its own label"
+    return (
+        f"different labels for {counted(len(several), 'image')}, such as {example(several)}: {done} "
+        f"(data.conflicting); see all by `{listing.command}`"
+    )
 
 
 def groups_of(items: Sequence[Item], digests: Sequence[str]) -> np.ndarray:
