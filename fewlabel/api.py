@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fewlabel.core.errors import BadInput
 from fewlabel.engine import backends, record
-from fewlabel.experiment import Experiment, load
+from fewlabel.experiment import RECIPES, USUAL, Experiment, load
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.results import Result
 from fewlabel.report.runs import CEILING, FLOOR
@@ -27,7 +27,8 @@ def run(
 ) -> Result:
     """Run an experiment in a directory of its own, by default below runs/.
 
-    With `resume`, go on with the run that `out` holds. The backend "flower-ray" runs on Flower's simulation, that is on
+    An experiment that has no `train` trains by the recipe "fewlabel". With `resume`, go on with the run that `out`
+    holds. The backend "flower-ray" runs on Flower's simulation, that is on
     Ray and perhaps a cluster, with the same results.
     """
     from fewlabel.engine.run import execute, laid_out
@@ -37,12 +38,11 @@ def run(
         raise BadInput("resume=True needs the directory to go on with: out=…")
     directory = fresh_directory(experiment) if out is None else Path(out)
     if not (resume and record.is_run(directory)):
-        with laid_out(experiment, directory):
+        with laid_out(trained(experiment), directory):
             execute(directory, workers=workers, backend=backend)
-    elif load(directory / record.EXPERIMENT) == experiment:
-        execute(directory, workers=workers, backend=backend)
     else:
-        raise BadInput(f"{directory} holds a run of another experiment; choose another directory")
+        check_same(load(directory / record.EXPERIMENT), experiment, directory)
+        execute(directory, workers=workers, backend=backend)
     return Result(directory)
 
 
@@ -57,13 +57,15 @@ def compare(
 ) -> Comparison:
     """Run experiments side by side and compare them, with the rows labels-only and all-labels added.
 
-    `methods` are names or objects, and take all other settings from `base`. `seeds` replace those of the experiments.
+    `methods` are names or objects, and take all other settings from `base`. Those that have no `train` train by the
+    recipe "fewlabel". `seeds` replace those of the experiments.
     Runs below `out` that are finished are not run again.
     """
     from fewlabel.engine.sweep import sweep
 
     base = base or Experiment()
     wanted = [*experiments, *(replace(base, method=method, name="") for method in methods)] or [base]
+    wanted = [trained(experiment) for experiment in wanted]
     wanted = [*wanted, *bounds(wanted)]
     if seeds is not None:
         wanted = [replace(experiment, seed=seed) for experiment in wanted for seed in seeds]
@@ -92,6 +94,23 @@ def export(run: Result | Path | str, to: str, out: Path | str | None = None) -> 
 
 def directory_of(run: Result | Path | str) -> Path:
     return run.directory if isinstance(run, Result) else Path(run)
+
+
+def trained(experiment: Experiment) -> Experiment:
+    """Return an experiment with our recipe, unless it says how to train."""
+    return experiment if experiment.train is not None else replace(experiment, train=RECIPES[USUAL])
+
+
+def check_same(stored: Experiment, given: Experiment, directory: Path) -> None:
+    """Refuse to resume a run with another experiment. A run of FewLabel 0.1 has no recipe, and goes on without one."""
+    if given in (stored, stored.resolved) or trained(given) == stored.resolved:
+        return
+    if (
+        replace(given, rounds=stored.rounds) == stored
+        or replace(trained(given), rounds=stored.rounds) == stored.resolved
+    ):
+        record.check_rounds(directory, stored.rounds, given.rounds)
+    raise BadInput(f"{directory} holds a run of another experiment; choose another directory")
 
 
 def bounds(experiments: Sequence[Experiment]) -> list[Experiment]:

@@ -14,6 +14,7 @@ import torch
 from fewlabel.core import storage, wire
 from fewlabel.core.errors import StorageError
 from fewlabel.core.tree import Tree
+from fewlabel.engine import record
 
 FORMAT = "2"  # 1, of FewLabel 0.1, has no shipped model
 S = TypeVar("S")
@@ -29,15 +30,18 @@ class Saved(NamedTuple, Generic[S]):
 class Checkpoints:
     """A run's checkpoint directory: one file, named after its round and a digest of its bytes."""
 
-    def __init__(self, folder: Path, state_kind: Any, version: str) -> None:
-        self.folder, self.version = folder, version
+    def __init__(self, folder: Path, state_kind: Any, version: str, rounds: int | None = None) -> None:
+        self.folder, self.version, self.rounds = folder, version, rounds
         parts = [("round", int), ("state", state_kind), ("statistics", Tree | None)]
         self.kind = make_dataclass("Checkpoint", [*parts, ("shipped", Tree | None)], frozen=True)
         self.kinds = {"1": make_dataclass("Checkpoint", parts, frozen=True), FORMAT: self.kind}
 
     def pack(self, saved: Saved[Any]) -> bytes:
         """A round's state as it is now: what a method changes in place later is not part of it."""
-        return wire.pack(self.kind(*saved), header={"format": FORMAT, "version": self.version})
+        header = {"format": FORMAT, "version": self.version}
+        if self.rounds is not None:
+            header["rounds"] = str(self.rounds)
+        return wire.pack(self.kind(*saved), header=header)
 
     def save(self, round: int, data: bytes) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -62,6 +66,8 @@ class Checkpoints:
                 f"checkpoint {path} was written by fewlabel {header.get('version')} in another format "
                 f"({header.get('format')}, here {FORMAT}); resume it with that version"
             )
+        if self.rounds is not None and "rounds" in header:
+            record.check_rounds(self.folder.parent, int(header["rounds"]), self.rounds)
         try:
             saved: Any = wire.unpack(self.kinds[header["format"]], data)
         except wire.WireError as error:

@@ -38,6 +38,15 @@ def runs_in(directory: Path) -> list[Path]:
     return sorted(path.parent for path in directory.glob(f"*/{EXPERIMENT}"))
 
 
+def check_rounds(directory: Path, begun: int, wanted: int) -> None:
+    """Refuse to go on with a run as if it had another number of rounds."""
+    if begun != wanted:
+        raise BadInput(
+            f"{directory} is a run of {begun} rounds and cannot become one of {wanted}, because training depends on "
+            f"the number of rounds; for {wanted} rounds, start a new run in another directory"
+        )
+
+
 @contextmanager
 def in_use(directory: Path) -> Iterator[None]:
     """Keep other processes out of a run's directory. The system gives up the lock when this process ends."""

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +30,7 @@ from fewlabel.engine.checkpoint import Checkpoints, Saved
 from fewlabel.engine.executor import Executor
 from fewlabel.engine.rounds import Server
 from fewlabel.engine.world import World, dataset_of
-from fewlabel.experiment import Experiment, dumps
+from fewlabel.experiment import Experiment, dumps, load
 
 SCHEMA = 1  # version of summary.json
 Watch = Callable[[dict[str, Any]], None]  # called with each line of rounds.jsonl when it is written
@@ -46,14 +46,14 @@ def prepare(experiment: Experiment, directory: Path) -> Path:
     """Lay out a run: write its resolved experiment and who holds which image."""
     device.of(experiment.device)  # raises an error if it is missing
     try:
-        refuse_used(directory)
+        refuse_used(directory, experiment)
         dataset = dataset_of(experiment, fresh=True)
         dealt = partition.of(dataset, experiment)
         world = World(experiment, dataset, dealt)
         check_batches(experiment, world.network(Rng("trial"), experiment.model.pretrained), dataset)
         directory.mkdir(parents=True, exist_ok=True)
         with record.in_use(directory):
-            refuse_used(directory)
+            refuse_used(directory, experiment)
             dealt.save(directory / record.PARTITION, dataset.splits["train"].labels.numpy(), dataset.classes)
             storage.write(directory / record.EXPERIMENT, dumps(experiment).encode())
     except OSError as error:
@@ -95,7 +95,11 @@ def single_batches(settings: Mapping[str, Any], above: str = "") -> Iterator[str
             yield above + name
 
 
-def refuse_used(directory: Path) -> None:
+def refuse_used(directory: Path, experiment: Experiment) -> None:
+    if record.is_run(directory):
+        stored = load(directory / record.EXPERIMENT).resolved
+        if replace(stored, rounds=experiment.rounds) == experiment.resolved:
+            record.check_rounds(directory, stored.rounds, experiment.rounds)
     there = [path.name for path in directory.iterdir()] if directory.exists() else []
     if any(name != record.PARTITION and not name.startswith(".") for name in there):  # more than a kill leaves behind
         raise BadInput(f"{directory} is not empty; continue it with --resume {directory} or choose another --out")
@@ -118,7 +122,9 @@ def execute(
     if not record.is_run(directory):
         raise BadInput(f"{directory} holds no run: it has no {record.EXPERIMENT}")
     if record.is_finished(directory):
-        return record.read_summary(directory)
+        summary = record.read_summary(directory)
+        record.check_rounds(directory, summary["rounds"], load(directory / record.EXPERIMENT).rounds)
+        return summary
     with_executor = backends.load(backend)
     with record.in_use(directory):
         world = remote or World.open(directory)
@@ -161,7 +167,10 @@ class Run:
         self.fed = Server(directory, world=world, remote=remote)
         self.experiment, self.method = self.fed.experiment, self.fed.method
         self.checkpoints = Checkpoints(
-            directory / record.CHECKPOINTS, state_kind(type(self.method)), version("fewlabel")
+            directory / record.CHECKPOINTS,
+            state_kind(type(self.method)),
+            version("fewlabel"),
+            self.experiment.rounds,
         )
         self.log = directory / record.ROUNDS
         self.pending: Pending | None = None

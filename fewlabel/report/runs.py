@@ -49,7 +49,7 @@ class Run:
         if not record.is_run(self.directory):
             why = f"holds no run: it has no {record.EXPERIMENT}" if self.directory.exists() else "is not there"
             raise BadInput(f"{self.directory} {why}; give the directory of a run, or one with runs in it")
-        self.experiment: Experiment = load(self.directory / record.EXPERIMENT)
+        self.experiment: Experiment = load(self.directory / record.EXPERIMENT).resolved
         self.name, self.seed = self.experiment.name, self.experiment.seed
         # The summary first: a run that ends meanwhile must not look finished without its last rounds.
         finished = record.is_finished(self.directory)
@@ -186,6 +186,7 @@ class Row:
             "label": self.label,
             "data": self.experiment.data.name,
             "rounds": self.experiment.rounds,
+            "recipe": self.experiment.recipe_name,
             "seeds": list(self.seeds),
             "unfinished": {str(seed): status for seed, status in self.unfinished.items()},
             "last": plain(self.last),
