@@ -15,6 +15,7 @@ from fewlabel.report.runs import CEILING, FLOOR
 
 if TYPE_CHECKING:
     from fewlabel.inference.predict import Predictions
+    from fewlabel.inference.prior import Prior
 
 
 def run(
@@ -73,23 +74,42 @@ def compare(
 
 
 def predict(
-    run: Result | Path | str, images: Path | str | Iterable[Path | str], *, unsure_below: float = 0.8
+    run: Result | Path | str,
+    images: Path | str | Iterable[Path | str],
+    *,
+    unsure_below: float = 0.8,
+    weights: str | None = None,
+    prior: "Prior | None" = None,
 ) -> "Predictions":
-    """Predict the classes of images with a run's last model.
+    """Predict the classes of images with a run's model.
+
+    `weights` are those of the "last" round, which is the default, or of the round that "validation" chose. `prior` says
+    how frequent classes are: "equal", "labels", or a share for each class.
 
     Images are files, folders, patterns or npz files. The result's `unreadable` names those that could not be read.
     """
     from fewlabel.inference.predict import predict_files
 
     several = [images] if isinstance(images, Path | str) else images
-    return predict_files(directory_of(run), several, unsure_below)
+    return predict_files(directory_of(run), several, unsure_below, weights=weights, prior=prior)
 
 
-def export(run: Result | Path | str, to: str, out: Path | str | None = None) -> Path:
-    """Export a run's last model to "onnx" or "safetensors", with a model card beside it. Return the model's path."""
+def export(
+    run: Result | Path | str,
+    to: str,
+    out: Path | str | None = None,
+    *,
+    weights: str | None = None,
+    prior: "Prior | None" = None,
+) -> Path:
+    """Export a run's model to "onnx" or "safetensors", with a model card beside it. Return the model's path.
+
+    `weights` and `prior` are as for `predict`.
+    """
     from fewlabel.inference.export import export_model
 
-    return export_model(directory_of(run), to, None if out is None else Path(out)).model
+    place = None if out is None else Path(out)
+    return export_model(directory_of(run), to, place, weights=weights, prior=prior).model
 
 
 def directory_of(run: Result | Path | str) -> Path:

@@ -181,7 +181,7 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
     if len(rows) > 1:
         yield about_differences(groups)
     yield about_recipes([row.experiment for row in rows])
-    yield "The chosen round is the one with the best accuracy on validation."
+    yield "The chosen round is the one with the best balanced accuracy on validation."
     if any(group.gap_closed(row) is not None for group in groups for row in group.rows):
         yield f"Gap closed: 0 is as accurate as {FLOOR}, the floor; 100 is as accurate as {CEILING}, the ceiling."
     if without := [group.label for group in groups if group.without_gap]:

@@ -77,7 +77,7 @@ class Run:
 
     @cached_property
     def chosen(self) -> Line | None:
-        """The line of the round with the best accuracy on validation."""
+        """The line of the first round with the best balanced accuracy on validation."""
         return record.chosen_on_validation(self.rounds)
 
     def spent(self, until: int | None = None) -> dict[str, float]:

@@ -87,9 +87,10 @@ def experiment(method, setting: LabelPlace, buffers: str = "global") -> Experime
 
 
 def weights(directory: Path) -> bytes:
-    """Of the shared model; where there is none, those that clients kept last."""
-    if (path := directory / "model.safetensors").exists():
-        return path.read_bytes()
+    """Of the shared models, last and chosen on validation; where there is none, those that clients kept last."""
+    if paths := sorted(directory.glob("model*.safetensors")):
+        assert len(paths) == 2
+        return b"".join(path.read_bytes() for path in paths)
     return b"".join(max(client.glob("*.safetensors")).read_bytes() for client in sorted(directory.glob("clients/*")))
 
 
