@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         broadcast,
     )
     from fewlabel.core.tasks import on_client, on_server
-    from fewlabel.experiment import Checkpoint, Clients, Data, Evaluate, Experiment, Labels, Net, Stream, Views
+    from fewlabel.experiment import Checkpoint, Clients, Data, Evaluate, Experiment, Labels, Net, Stream, Train, Views
     from fewlabel.methods import METHODS
     from fewlabel.report.comparison import Comparison
     from fewlabel.report.results import Result
@@ -45,6 +45,7 @@ __all__ = [
     "Result",
     "Site",
     "Stream",
+    "Train",
     "Views",
     "Weights",
     "__version__",
@@ -62,7 +63,7 @@ if not TYPE_CHECKING:  # a type checker that saw this would take any misspelt na
     _HOMES = {
         "api": "compare export predict run",
         "core.errors": "FewLabelError",
-        "experiment": "Checkpoint Clients Data Evaluate Experiment Labels Net Stream Views",
+        "experiment": "Checkpoint Clients Data Evaluate Experiment Labels Net Stream Train Views",
         "core.federation": "EVERY_CLIENT SERVER SOME_CLIENTS ClientInfo Federation Model Site Weights broadcast",
         "core.tasks": "on_client on_server",
         "methods": "METHODS",

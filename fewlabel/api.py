@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from fewlabel.core.errors import BadInput
 from fewlabel.engine import backends, record
-from fewlabel.experiment import Experiment, load
+from fewlabel.experiment import RECIPES, USUAL, Experiment, load, method_by_recipe
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.results import Result
 from fewlabel.report.runs import CEILING, FLOOR
 
 if TYPE_CHECKING:
     from fewlabel.inference.predict import Predictions
+    from fewlabel.inference.prior import Prior
 
 
 def run(
@@ -27,7 +28,8 @@ def run(
 ) -> Result:
     """Run an experiment in a directory of its own, by default below runs/.
 
-    With `resume`, go on with the run that `out` holds. The backend "flower-ray" runs on Flower's simulation, that is on
+    An experiment that has no `train` trains by the recipe "fewlabel". With `resume`, go on with the run that `out`
+    holds. The backend "flower-ray" runs on Flower's simulation, that is on
     Ray and perhaps a cluster, with the same results.
     """
     from fewlabel.engine.run import execute, laid_out
@@ -37,12 +39,11 @@ def run(
         raise BadInput("resume=True needs the directory to go on with: out=…")
     directory = fresh_directory(experiment) if out is None else Path(out)
     if not (resume and record.is_run(directory)):
-        with laid_out(experiment, directory):
+        with laid_out(trained(experiment), directory):
             execute(directory, workers=workers, backend=backend)
-    elif load(directory / record.EXPERIMENT) == experiment:
-        execute(directory, workers=workers, backend=backend)
     else:
-        raise BadInput(f"{directory} holds a run of another experiment; choose another directory")
+        check_same(load(directory / record.EXPERIMENT), experiment, directory)
+        execute(directory, workers=workers, backend=backend)
     return Result(directory)
 
 
@@ -57,13 +58,15 @@ def compare(
 ) -> Comparison:
     """Run experiments side by side and compare them, with the rows labels-only and all-labels added.
 
-    `methods` are names or objects, and take all other settings from `base`. `seeds` replace those of the experiments.
+    `methods` are names or objects, and take all other settings from `base`. Those that have no `train` train by the
+    recipe "fewlabel". `seeds` replace those of the experiments.
     Runs below `out` that are finished are not run again.
     """
     from fewlabel.engine.sweep import sweep
 
     base = base or Experiment()
     wanted = [*experiments, *(replace(base, method=method, name="") for method in methods)] or [base]
+    wanted = [trained(experiment) for experiment in wanted]
     wanted = [*wanted, *bounds(wanted)]
     if seeds is not None:
         wanted = [replace(experiment, seed=seed) for experiment in wanted for seed in seeds]
@@ -71,27 +74,65 @@ def compare(
 
 
 def predict(
-    run: Result | Path | str, images: Path | str | Iterable[Path | str], *, unsure_below: float = 0.8
+    run: Result | Path | str,
+    images: Path | str | Iterable[Path | str],
+    *,
+    unsure_below: float = 0.8,
+    weights: str | None = None,
+    prior: "Prior | None" = None,
 ) -> "Predictions":
-    """Predict the classes of images with a run's last model.
+    """Predict the classes of images with a run's model.
+
+    `weights` are those of the "last" round, which is the default, or of the round that "validation" chose. `prior` says
+    how frequent classes are: "equal", "labels", or a share for each class.
 
     Images are files, folders, patterns or npz files. The result's `unreadable` names those that could not be read.
     """
     from fewlabel.inference.predict import predict_files
 
     several = [images] if isinstance(images, Path | str) else images
-    return predict_files(directory_of(run), several, unsure_below)
+    return predict_files(directory_of(run), several, unsure_below, weights=weights, prior=prior)
 
 
-def export(run: Result | Path | str, to: str, out: Path | str | None = None) -> Path:
-    """Export a run's last model to "onnx" or "safetensors", with a model card beside it. Return the model's path."""
+def export(
+    run: Result | Path | str,
+    to: str,
+    out: Path | str | None = None,
+    *,
+    weights: str | None = None,
+    prior: "Prior | None" = None,
+) -> Path:
+    """Export a run's model to "onnx" or "safetensors", with a model card beside it. Return the model's path.
+
+    `weights` and `prior` are as for `predict`.
+    """
     from fewlabel.inference.export import export_model
 
-    return export_model(directory_of(run), to, None if out is None else Path(out)).model
+    place = None if out is None else Path(out)
+    return export_model(directory_of(run), to, place, weights=weights, prior=prior).model
 
 
 def directory_of(run: Result | Path | str) -> Path:
     return run.directory if isinstance(run, Result) else Path(run)
+
+
+def trained(experiment: Experiment) -> Experiment:
+    """Return an experiment with our recipe, unless it says how to train. A method's own settings stay."""
+    if experiment.train is not None:
+        return experiment
+    return replace(experiment, train=RECIPES[USUAL], method=method_by_recipe(experiment.method, USUAL))
+
+
+def check_same(stored: Experiment, given: Experiment, directory: Path) -> None:
+    """Refuse to resume a run with another experiment. A run of FewLabel 0.1 has no recipe, and goes on without one."""
+    if given in (stored, stored.resolved) or trained(given) == stored.resolved:
+        return
+    if (
+        replace(given, rounds=stored.rounds) == stored
+        or replace(trained(given), rounds=stored.rounds) == stored.resolved
+    ):
+        record.check_rounds(directory, stored.rounds, given.rounds)
+    raise BadInput(f"{directory} holds a run of another experiment; choose another directory")
 
 
 def bounds(experiments: Sequence[Experiment]) -> list[Experiment]:

@@ -54,8 +54,20 @@ class Train:
     warmup: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # share of the rounds without unlabeled images, for
     #   methods that have no warm-up of their own
 
+    @property
+    def words(self) -> str:
+        """What it adds to the papers' training, for the note below a table."""
+        parts = {
+            f"{self.schedule} schedule": self.schedule != "constant",
+            "average over rounds": self.average > 0,
+            "balanced classes": self.balance != "none",
+            "warm-up on labels alone": self.warmup > 0,
+        }
+        return ", ".join(part for part, used in parts.items() if used) or "trained as the papers print it"
+
 
 RECIPES = {"printed": Train(), "fewlabel": Train("cosine", 0.8, "logit-adjusted", 0.25)}
+USUAL = "fewlabel"  # the recipe of commands and of `fl.run`; a stored run without one is as printed
 
 
 def recipe_named(name: str) -> Train:
@@ -100,7 +112,15 @@ def sites_by_recipe(recipe: str, name: str) -> dict[str, Any]:
     from fewlabel.methods import METHODS, by_recipe
 
     method = ROWS[name][0] if name in ROWS else name
-    return by_recipe(method) if recipe == "fewlabel" and method in METHODS else {}
+    return by_recipe(method) if recipe == USUAL and method in METHODS else {}
+
+
+def method_by_recipe(method: Any, recipe: str) -> Any:
+    """Return a method as a recipe trains its sites, if its settings are those of a name; otherwise as it is."""
+    from fewlabel.methods import METHODS
+
+    name = next((name for name, base in METHODS.items() if base == method), None)
+    return method if name is None else method_named(name, sites_by_recipe(recipe, name))
 
 
 def read_method(table: Any, where: str = "method") -> Any:
@@ -222,7 +242,7 @@ class Experiment:
         if isinstance(self.method, str):
             row = ROWS.get(self.method)
             object.__setattr__(self, "name", self.name or self.method)
-            recipe = self.train if isinstance(self.train, str) else "printed"
+            recipe = self.train if isinstance(self.train, str) else self.recipe_name
             object.__setattr__(self, "method", method_named(self.method, sites_by_recipe(recipe, self.method)))
             if row and row[1] and isinstance(self.labels, Labels):
                 changes = with_every_label(vars(self.labels), isinstance(self.stream, Stream))
@@ -277,6 +297,16 @@ class Experiment:
         return self.train or RECIPES["printed"]
 
     @property
+    def recipe_name(self) -> str:
+        """The name of the recipe, or "own" if it is none of ours."""
+        return next((name for name, recipe in RECIPES.items() if recipe == self.recipe), "own")
+
+    @property
+    def resolved(self) -> "Experiment":
+        """The same experiment, which says how it is trained."""
+        return replace(self, train=self.recipe)
+
+    @property
     def warmup_rounds(self) -> int:
         """The rounds at the start in which nobody has unlabeled images; none if the method has a warm-up of its own."""
         return 0 if own_warmup(self.method) else round(self.recipe.warmup * self.rounds)
@@ -324,6 +354,8 @@ def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
     for key in NAMED:
         if isinstance(data.get(key), str):
             data[key] = {"name": data[key]}
+    if any(change.partition("=")[0].strip() == "recipe" for change in changes):
+        data.pop("train", None)  # a change wins over the table, in whatever way that says how to train
     for change in changes:
         key, sign, value = change.partition("=")
         if not sign:

@@ -11,6 +11,7 @@ import fewlabel as fl
 from fewlabel.api import bounds, fresh_directory
 from fewlabel.core.errors import BadInput
 from fewlabel.engine.run import execute, prepare
+from fewlabel.experiment import RECIPES
 from fewlabel.learn.optim import Local
 from fewlabel.methods.fedavg import FedAvg
 
@@ -33,7 +34,7 @@ def test_every_name_is_there_and_no_other() -> None:
 
 def test_a_run_from_python_has_the_bits_of_prepare_and_execute(tmp_path: Path) -> None:
     result = fl.run(EXPERIMENT, tmp_path / "one", workers=1)
-    execute(prepare(EXPERIMENT, tmp_path / "two"), workers=1)
+    execute(prepare(replace(EXPERIMENT, train="fewlabel"), tmp_path / "two"), workers=1)
     assert result.finished
     for name in ("model.safetensors", "experiment.toml", "partition.json"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
@@ -63,6 +64,39 @@ def test_a_run_goes_on_only_where_it_is_asked_to_and_only_with_the_same_experime
         fl.run(replace(EXPERIMENT, seed=1), tmp_path / "run", workers=1, resume=True)
     with pytest.raises(BadInput, match="needs the directory"):
         fl.run(EXPERIMENT, resume=True)
+
+
+def test_a_run_has_our_recipe_unless_its_experiment_says_otherwise(tmp_path: Path) -> None:
+    assert fl.run(EXPERIMENT, tmp_path / "ours", workers=1).experiment.train == RECIPES["fewlabel"]
+    own = replace(EXPERIMENT, train=fl.Train(average=0.5))
+    assert fl.run(own, tmp_path / "own", workers=1).experiment.train == fl.Train(average=0.5)
+    assert fl.run(replace(EXPERIMENT, train="printed"), tmp_path / "p", workers=1).experiment.train == fl.Train()
+    found = fl.compare([replace(EXPERIMENT, train="printed")], methods=["fedprox"], base=EXPERIMENT, out=tmp_path / "c")
+    assert sorted((row.name, row.experiment.recipe_name) for row in found.rows) == [
+        ("all-labels", "fewlabel"), ("all-labels", "printed"), ("fedavg", "printed"), ("fedprox", "fewlabel"),
+        ("labels-only", "fewlabel"), ("labels-only", "printed"),
+    ]  # fmt: skip
+
+
+def test_a_run_without_a_recipe_goes_on_as_it_was(tmp_path: Path) -> None:
+    """Runs of FewLabel 0.1 have no table [train]: they were trained as printed, and stay so."""
+    before = prepare(EXPERIMENT, tmp_path / "old")
+    assert "[train]" not in (before / "experiment.toml").read_text()
+    after = fl.run(EXPERIMENT, before, workers=1, resume=True)
+    execute(prepare(replace(EXPERIMENT, train="printed"), tmp_path / "new"), workers=1)
+    assert after.experiment.train == fl.Train()
+    assert after.rounds[0]["test"] == fl.Result(tmp_path / "new").rounds[0]["test"]
+    with pytest.raises(BadInput, match="another experiment"):
+        fl.run(replace(EXPERIMENT, train="fewlabel"), before, workers=1, resume=True)
+
+
+def test_a_run_cannot_get_longer(tmp_path: Path) -> None:
+    fl.run(EXPERIMENT, tmp_path / "run", workers=1)
+    longer = replace(EXPERIMENT, rounds=2)
+    with pytest.raises(BadInput, match=r"run of 1 rounds and cannot become one of 2, .* start a new run"):
+        fl.run(longer, tmp_path / "run", workers=1, resume=True)
+    with pytest.raises(BadInput, match="cannot become one of 2"):
+        fl.run(longer, tmp_path / "run", workers=1)
 
 
 def test_a_comparison_has_floor_and_ceiling_and_runs_nothing_twice(tmp_path: Path) -> None:

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 
 Run = Annotated[Path, Argument(metavar="RUN", hidden=True)]
+Weights = Annotated[
+    str | None, Option(metavar="CHOICE", help="last: of the last round, the default; validation: of its best round.")
+]
+Prior = Annotated[
+    str | None,
+    Option(metavar="PRIOR", help="How frequent classes are: equal, labels, FILE or cat=0.9,dog=0.1."),
+]
 
 
 def predict(
@@ -30,16 +37,20 @@ def predict(
     unsure_below: Annotated[
         float, Option(metavar="P", min=0, max=1, help="Mark an image as unsure if its best class has less.")
     ] = 0.8,
+    weights: Weights = None,
+    prior: Prior = None,
     form: Format = Form.TEXT,
 ) -> None:
     """Predict the class of images with a run's model.
 
-    RUN is a run's directory, or an exported safetensors file. The model is
-    that of the last round. IMAGES are files, folders, patterns or npz files.
-    If some cannot be read, they are listed and the exit code is 2.
+    RUN is a run's directory, or an exported safetensors file. IMAGES are
+    files, folders, patterns or npz files. If some cannot be read, they are
+    listed and the exit code is 2. By default the model expects classes as it
+    was trained to: with the recipe fewlabel, all equally frequent.
 
     Examples:
       fewlabel predict runs/fedprox-digits-seed0 new/*.png
+      fewlabel predict runs/ours scans/ --weights validation --prior labels
       fewlabel predict runs/ours scans/ --csv found.csv --unsure-below 0.95
     """
     if table is not None and table.is_dir():
@@ -50,7 +61,12 @@ def predict(
 
     with Screen(1) as screen:
         found = predict_files(
-            run, images, unsure_below, lambda done, total: screen.show(done / total, f"{done:,} of {total:,} files")
+            run,
+            images,
+            unsure_below,
+            lambda done, total: screen.show(done / total, f"{done:,} of {total:,} files"),
+            weights=weights,
+            prior=prior,
         )
     for note in found.notes:
         tell(note)
@@ -101,13 +117,15 @@ def export(
         Option("--to", metavar="FORMAT", help="onnx, with preprocessing, or safetensors, only weights."),
     ],
     out: Annotated[Path | None, Option("--out", metavar="DIR", help="Where to write. Default: RUN/export.")] = None,
+    weights: Weights = None,
+    prior: Prior = None,
     form: Format = Form.TEXT,
 ) -> None:
     """Export a run's model, with a model card.
 
-    RUN is the directory of a finished run. The model is that of its last round.
-    MODEL_CARD.md says what the model was trained on, how good it is, how to use
-    it, and what it must not be used for.
+    RUN is the directory of a finished run. MODEL_CARD.md says what the model
+    was trained on, how good it is, how to use it, and what it must not be used
+    for. A prior becomes part of the model.
 
     Examples:
       fewlabel export runs/fedprox-digits-seed0 --to onnx
@@ -115,7 +133,7 @@ def export(
     """
     from fewlabel.inference.export import export_model
 
-    written = export_model(run, to, out)
+    written = export_model(run, to, out, weights=weights, prior=prior)
     print(
         json.dumps({key: str(path) for key, path in written._asdict().items()})
         if form == "json"

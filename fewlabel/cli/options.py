@@ -13,8 +13,9 @@ from typer import Argument, Option
 
 from fewlabel.core.errors import BadInput
 from fewlabel.core.schema import flatten, parse
+from fewlabel.engine import record
 from fewlabel.engine.backends import BACKENDS
-from fewlabel.experiment import load, rooted
+from fewlabel.experiment import USUAL, load, rooted
 from fewlabel.report.trackers import check_trackers
 
 RUNS = Path("runs")
@@ -99,9 +100,12 @@ Tables = Annotated[
 
 
 def table_of(file: Path | None, grid: bool = False) -> dict[str, Any]:
-    """Read the settings in a file, without checking them."""
+    """Read the settings in a file, without checking them, with our recipe for what they do not say about training.
+
+    A run's own experiment.toml says everything: one without a recipe trains as printed in the papers.
+    """
     if file is None:
-        return {}
+        return {"recipe": USUAL}
     try:
         table = tomllib.loads(file.read_text())
     except (OSError, ValueError):
@@ -109,7 +113,8 @@ def table_of(file: Path | None, grid: bool = False) -> dict[str, Any]:
         raise
     if "grid" in table and not grid:
         raise BadInput(f"{file} has a table [grid], which is for: fewlabel sweep {shlex.quote(str(file))}")
-    return rooted(table, file.parent)
+    recorded = file.name == record.EXPERIMENT and (file.parent / record.ROUNDS).exists()
+    return rooted(table if recorded else {"recipe": USUAL} | table, file.parent)
 
 
 def without_method(base: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,10 @@ def run(
     """
     if resume is not None:
         if [given for given in (file, method, data, changes, seed, seeds, device, out) if given not in (None, [])]:
-            raise BadInput("--resume goes on with a run as it is: give no FILE and no option that would change it")
+            longer = "; other rounds make a new run" if any(text.startswith("rounds") for text in changes or ()) else ""
+            raise BadInput(
+                f"--resume goes on with a run as it is: give no FILE and no option that would change it{longer}"
+            )
         return run_one(resume, workers, form, backend, track)
     if seed is not None and seeds is not None:
         raise BadInput("--seed is for one run and --seeds is for several: give one of them")
@@ -170,7 +173,8 @@ def run_one(directory: Path, workers: int | None, form: Layout, backend: str, tr
     from fewlabel.engine.run import execute
 
     result, page, trackers = Result(directory), None, Trackers(words(track or ""), directory)
-    if result.finished:
+    if result.summary is not None:
+        record.check_rounds(directory, result.summary["rounds"], result.experiment.rounds)
         trackers.complete(directory)
         tell(f"{directory} is finished already; this is its result")
         page = None if (directory / record.REPORT).exists() else result.report()
@@ -219,6 +223,8 @@ def run_all(
     """Run experiments side by side. Return the failure of some, so that the results of others are shown first."""
     from fewlabel.engine import sweep
 
+    for sentence in sweep.other_rounds(experiments, root):
+        tell(sentence)
     trackers = Trackers(words(track or ""), root)
     places = {sweep.place(experiment, root): experiment for experiment in experiments}
     done = [directory for directory in places if record.is_finished(directory)]

@@ -5,7 +5,7 @@ exact except for the AUC, which comes from histograms and has a bound on its err
 are on the CPU.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -162,19 +162,24 @@ def measure(scores: Tensor, y: Tensor, threshold: float = THRESHOLD) -> Metrics:
     return metrics(count(scores, y, threshold=threshold), auc(scores, y))
 
 
-def predict(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
-    """Return the model's probabilities [N, C] in float32. Every module keeps its training flag."""
+def outputs(model: nn.Module, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the model's logits of each batch in float32. Every module keeps its training flag."""
     flags = [(module, module.training) for module in model.modules()]
-    parts = []
     model.eval()
     try:
         for x in batches:
             # Only around the model: nobody could train on tensors that a loader makes in inference mode and keeps.
             with torch.inference_mode():
-                parts.append(model(x).float().softmax(1))
+                found = model(x).float()
+            yield found
     finally:
         for module, training in flags:
             module.training = training
+
+
+def predict(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
+    """Return the model's probabilities [N, C] in float32. Every module keeps its training flag."""
+    parts = [logits.softmax(1) for logits in outputs(model, batches)]
     if not parts:
         raise BadInput("There is no batch to predict; a set without images needs one batch of length 0.")
     return torch.cat(parts)

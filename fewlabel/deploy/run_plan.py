@@ -34,7 +34,7 @@ def prepare(experiment: Experiment, directory: Path, terms: Terms, **more: Any) 
     more.setdefault("sites", experiment.clients.count)
     plan = RunPlan(secrets.token_hex(16), terms, **more)
     schema.check(plan)
-    refuse_used(directory)
+    refuse_used(directory, experiment)
     storage.make_folder(directory)
     table = {**vars(plan), "terms": vars(terms)}
     storage.write(directory / record.FEDERATION, json.dumps(table, indent=1).encode())

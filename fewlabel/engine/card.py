@@ -19,13 +19,33 @@ class Card:
     mean: tuple[float, ...]  # per channel, of pixels in 0..1
     std: tuple[float, ...]
     scale: Scale
+    # What follows is not in models of FewLabel 0.1.
+    chosen: str = "last"  # how its round was chosen: the last one, or by validation
+    round: int | None = None
+    balanced: bool = False  # True if its logits stand for classes that are equally frequent
+    temperature: float | None = None  # which calibrates its probabilities, if there were validation labels
+    prior: tuple[float, ...] | None = None  # the share of each class that it expects, if someone chose it
+    shift: tuple[float, ...] | None = None  # what that adds to the logits
 
     @classmethod
-    def of(cls, experiment: Experiment, dataset: Dataset) -> Self:
+    def of(
+        cls, experiment: Experiment, dataset: Dataset, chosen: str, round: int | None, temperature: float | None
+    ) -> Self:
         net, images = experiment.model, dataset.splits["train"].images
         network = {"name": net.name, "norm": net.norm, "dropout": net.dropout}
-        size = dataset.image_size
-        return cls(dataset.classes, network, size, dataset.channels, images.mean, images.std, dataset.scale)
+        return cls(
+            classes=dataset.classes,
+            network=network,
+            image_size=dataset.image_size,
+            channels=dataset.channels,
+            mean=images.mean,
+            std=images.std,
+            scale=dataset.scale,
+            chosen=chosen,
+            round=round,
+            balanced=experiment.recipe.balance != "none",
+            temperature=temperature,
+        )
 
     @property
     def kind(self) -> str:

@@ -5,6 +5,7 @@ Every file is written under another name and then renamed, so there is always a 
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -14,6 +15,7 @@ import torch
 from fewlabel.core import storage, wire
 from fewlabel.core.errors import StorageError
 from fewlabel.core.tree import Tree
+from fewlabel.engine import record
 
 FORMAT = "2"  # 1, of FewLabel 0.1, has no shipped model
 S = TypeVar("S")
@@ -26,26 +28,54 @@ class Saved(NamedTuple, Generic[S]):
     shipped: Tree | None = None  # the mean over rounds, where the recipe has one
 
 
-class Checkpoints:
-    """A run's checkpoint directory: one file, named after its round and a digest of its bytes."""
+class Best(NamedTuple):
+    """The best round on validation so far."""
 
-    def __init__(self, folder: Path, state_kind: Any, version: str) -> None:
-        self.folder, self.version = folder, version
+    round: int
+    score: float
+    model: bytes | None  # packed; None if FewLabel 0.1 played the round, and did not keep it
+
+
+class Checkpoints:
+    """A run's checkpoint directory: the last round, and the model of the best round on validation so far.
+
+    Each is a file named after its round and a digest of its bytes.
+    """
+
+    def __init__(self, folder: Path, state_kind: Any, version: str, rounds: int | None = None) -> None:
+        self.folder, self.version, self.rounds = folder, version, rounds
         parts = [("round", int), ("state", state_kind), ("statistics", Tree | None)]
         self.kind = make_dataclass("Checkpoint", [*parts, ("shipped", Tree | None)], frozen=True)
         self.kinds = {"1": make_dataclass("Checkpoint", parts, frozen=True), FORMAT: self.kind}
 
     def pack(self, saved: Saved[Any]) -> bytes:
         """A round's state as it is now: what a method changes in place later is not part of it."""
-        return wire.pack(self.kind(*saved), header={"format": FORMAT, "version": self.version})
+        header = {"format": FORMAT, "version": self.version}
+        if self.rounds is not None:
+            header["rounds"] = str(self.rounds)
+        return wire.pack(self.kind(*saved), header=header)
 
-    def save(self, round: int, data: bytes) -> None:
+    def save(self, round: int, data: bytes, best: Best | None = None) -> None:
         self.folder.mkdir(exist_ok=True)
-        path = self.folder / f"round-{round:06d}-{digest(data)}.safetensors"
-        storage.write(path, data)
+        paths = [self.folder / f"round-{round:06d}-{digest(data)}.safetensors"]
+        if best is not None and best.model is not None:
+            paths.append(self.folder / f"best-{best.round:06d}-{digest(best.model)}.safetensors")
+            if not paths[1].exists():  # the best comes first: a kill may leave one too many, and never one too few
+                storage.write(paths[1], best.model)
+        storage.write(paths[0], data)
         for old in self.folder.iterdir():  # also what a kill left behind
-            if old != path:
+            if old not in paths:
                 old.unlink()
+
+    def load_best(self, lines: Sequence[record.Line]) -> Best | None:
+        """Return the best of the rounds with these lines."""
+        if (line := record.chosen_on_validation(lines)) is None:
+            return None
+        found = sorted(self.folder.glob(f"best-{line['round']:06d}-*.safetensors"))
+        models = [data for path in found if path.stem.endswith(digest(data := path.read_bytes()))]
+        if found and not models:
+            raise StorageError(f"{found[0]} is damaged: its content does not match its name; start the run anew")
+        return Best(line["round"], record.validation_score(line) or 0.0, models[0] if models else None)
 
     def load(self) -> Saved[Any] | None:
         """Return the newest checkpoint, or None if there is none yet."""
@@ -62,6 +92,8 @@ class Checkpoints:
                 f"checkpoint {path} was written by fewlabel {header.get('version')} in another format "
                 f"({header.get('format')}, here {FORMAT}); resume it with that version"
             )
+        if self.rounds is not None and "rounds" in header:
+            record.check_rounds(self.folder.parent, int(header["rounds"]), self.rounds)
         try:
             saved: Any = wire.unpack(self.kinds[header["format"]], data)
         except wire.WireError as error:

@@ -116,9 +116,10 @@ class Bench:
 
 
 def weights(directory: Path) -> bytes:
-    """Return the weights of a run's shared model; where there is none, those that clients kept last."""
-    if (path := directory / record.MODEL).exists():
-        return path.read_bytes()
+    """Return the weights of a run's shared models, last and chosen on validation, or those that clients kept last."""
+    if paths := sorted(directory.glob("model*.safetensors")):
+        demand(len(paths) == 2, "the run kept no weights that validation chose")
+        return b"".join(path.read_bytes() for path in paths)
     return b"".join(max(client.glob("*.safetensors")).read_bytes() for client in sorted(directory.glob("clients/*")))
 
 

@@ -15,7 +15,8 @@ NOTES = "notes.json"  # what to know about the data before the first round
 FEDERATION = "federation.json"  # the plan of a run over sites, which has no partition
 ROUNDS = "rounds.jsonl"  # a line for each round
 SUMMARY = "summary.json"  # written last: a run with one is finished
-MODEL = "model.safetensors"
+MODEL = "model.safetensors"  # the last round's
+CHOSEN_MODEL = "model-validation.safetensors"  # that of the round that validation chose
 CHECKPOINTS = "checkpoint"
 CLIENTS = "clients"  # what each client keeps between rounds
 ERROR = "error.txt"  # the traceback of a run that failed
@@ -37,6 +38,15 @@ def is_finished(directory: Path) -> bool:
 def runs_in(directory: Path) -> list[Path]:
     """List the runs directly below a directory."""
     return sorted(path.parent for path in directory.glob(f"*/{EXPERIMENT}"))
+
+
+def check_rounds(directory: Path, begun: int, wanted: int) -> None:
+    """Refuse to go on with a run as if it had another number of rounds."""
+    if begun != wanted:
+        raise BadInput(
+            f"{directory} is a run of {begun} rounds and cannot become one of {wanted}, because training depends on "
+            f"the number of rounds; for {wanted} rounds, start a new run in another directory"
+        )
 
 
 @contextmanager
@@ -91,10 +101,16 @@ def last_measured(rounds: Sequence[Line]) -> Line | None:
     return lines[-1] if lines else None
 
 
+def validation_score(line: Line) -> float | None:
+    """Return the balanced accuracy on validation of a round, if it was measured."""
+    found: float | None = line.get("validation", {}).get("balanced_accuracy")
+    return found
+
+
 def chosen_on_validation(rounds: Sequence[Line]) -> Line | None:
-    """Return the line of the first round with the best accuracy on validation."""
-    lines = [line for line in rounds if "test" in line and "validation" in line]
-    return max(lines, key=lambda line: float(line["validation"]["accuracy"]), default=None)
+    """Return the line of the first round with the best balanced accuracy on validation."""
+    lines = [line for line in rounds if validation_score(line) is not None]
+    return max(lines, key=lambda line: validation_score(line) or 0.0, default=None)
 
 
 COSTS = ("bytes_up", "bytes_down", "model_bytes", "seconds", "seconds_train", "seconds_evaluate", "asked", "replies")

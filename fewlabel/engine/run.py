@@ -8,30 +8,29 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save as to_safetensors
 
-from fewlabel.core import schema, storage, tree
+from fewlabel.core import schema, storage, wire
 from fewlabel.core.errors import BadInput, FewLabelError, RunFailed, StorageError
-from fewlabel.core.federation import ClientError, train
+from fewlabel.core.federation import ClientError, Model, train
 from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import state_kind
 from fewlabel.data import partition
 from fewlabel.data.datasets import Dataset
 from fewlabel.engine import backends, device, record
-from fewlabel.engine.card import Card
-from fewlabel.engine.checkpoint import Checkpoints, Saved
+from fewlabel.engine.checkpoint import Best, Checkpoints, Saved
 from fewlabel.engine.executor import Executor
 from fewlabel.engine.notes import notes_of
 from fewlabel.engine.rounds import Server
+from fewlabel.engine.shipping import model_file
 from fewlabel.engine.world import World, dataset_of
-from fewlabel.experiment import Experiment, dumps
+from fewlabel.experiment import Experiment, dumps, load
 
 SCHEMA = 1  # version of summary.json
 Watch = Callable[[dict[str, Any]], None]  # called with each line of rounds.jsonl when it is written
@@ -47,14 +46,14 @@ def prepare(experiment: Experiment, directory: Path) -> Path:
     """Lay out a run: write its resolved experiment and who holds which image."""
     device.of(experiment.device)  # raises an error if it is missing
     try:
-        refuse_used(directory)
+        refuse_used(directory, experiment)
         dataset = dataset_of(experiment, fresh=True)
         dealt = partition.of(dataset, experiment)
         world = World(experiment, dataset, dealt)
         check_batches(experiment, world.network(Rng("trial"), experiment.model.pretrained), dataset)
         directory.mkdir(parents=True, exist_ok=True)
         with record.in_use(directory):
-            refuse_used(directory)
+            refuse_used(directory, experiment)
             dealt.save(directory / record.PARTITION, dataset.splits["train"].labels.numpy(), dataset.classes)
             storage.write(directory / record.NOTES, json.dumps(notes_of(world), indent=1).encode())
             storage.write(directory / record.EXPERIMENT, dumps(experiment).encode())
@@ -97,7 +96,11 @@ def single_batches(settings: Mapping[str, Any], above: str = "") -> Iterator[str
             yield above + name
 
 
-def refuse_used(directory: Path) -> None:
+def refuse_used(directory: Path, experiment: Experiment) -> None:
+    if record.is_run(directory):
+        stored = load(directory / record.EXPERIMENT).resolved
+        if replace(stored, rounds=experiment.rounds) == experiment.resolved:
+            record.check_rounds(directory, stored.rounds, experiment.rounds)
     there = [path.name for path in directory.iterdir()] if directory.exists() else []
     left = (record.PARTITION, record.NOTES)  # by a kill
     if any(name not in left and not name.startswith(".") for name in there):
@@ -121,7 +124,9 @@ def execute(
     if not record.is_run(directory):
         raise BadInput(f"{directory} holds no run: it has no {record.EXPERIMENT}")
     if record.is_finished(directory):
-        return record.read_summary(directory)
+        summary = record.read_summary(directory)
+        record.check_rounds(directory, summary["rounds"], load(directory / record.EXPERIMENT).rounds)
+        return summary
     with_executor = backends.load(backend)
     with record.in_use(directory):
         world = remote or World.open(directory)
@@ -154,6 +159,7 @@ class Pending:
     state: bytes  # packed
     line: dict[str, Any]
     tickets: dict[str, int]
+    model: bytes  # packed, that the tickets measure; the next round may be under way, and changes it
 
 
 class Run:
@@ -164,10 +170,14 @@ class Run:
         self.fed = Server(directory, world=world, remote=remote)
         self.experiment, self.method = self.fed.experiment, self.fed.method
         self.checkpoints = Checkpoints(
-            directory / record.CHECKPOINTS, state_kind(type(self.method)), version("fewlabel")
+            directory / record.CHECKPOINTS,
+            state_kind(type(self.method)),
+            version("fewlabel"),
+            self.experiment.rounds,
         )
         self.log = directory / record.ROUNDS
         self.pending: Pending | None = None
+        self.best: Best | None = None
         self.last_checkpoint = time.monotonic()
 
     def attempt(self, executor: Executor, stop: Callable[[], bool]) -> None:
@@ -189,17 +199,19 @@ class Run:
                 saved = Saved(0, self.method.init(self.fed), None, None)
         if saved.round:
             self.fed.restore(saved, self.method.model(saved.state))
-        self.keep_lines(saved.round)
+        self.best = self.checkpoints.load_best(self.keep_lines(saved.round))
         state, began = saved.state, time.monotonic()
         for number, state in train(self.method, self.fed, saved.state, saved.round + 1):
             line = {"round": number, "seconds": time.monotonic() - began, **self.fed.take_round()}
             began = time.monotonic()
-            tickets = self.fed.evaluate() if self.fed.shipped is not None and self.fed.evaluated(number) else {}
+            measured = self.fed.shipped is not None and self.fed.evaluated(number)
+            model = wire.pack(Model(self.fed.complete())) if measured else b""
+            tickets = self.fed.evaluate(model) if measured else {}
             line["seconds_evaluate"] = time.monotonic() - began
             self.settle()
             shipped = self.fed.complete() if self.experiment.recipe.average else None  # or it is the state's own
             packed = self.checkpoints.pack(Saved(number, state, self.fed.statistics, shipped))
-            self.pending = Pending(number, packed, line, tickets)
+            self.pending = Pending(number, packed, line, tickets, model)
             if self.due(number) and all(map(self.fed.executor.tickets.ready, tickets.values())):
                 self.settle()  # there is nothing to wait for, and a kill from now on costs no part of this round
             began = time.monotonic()
@@ -216,7 +228,9 @@ class Run:
         pending, self.pending, began = self.pending, None, time.monotonic()
         line = pending.line | self.fed.collect(pending.tickets)
         line["seconds_evaluate"] += time.monotonic() - began
-        number = pending.round
+        number, score = pending.round, record.validation_score(line)
+        if score is not None and (self.best is None or score > self.best.score):
+            self.best = Best(number, score, pending.model)
         kept = keep or self.due(number)
         with self.log.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -225,7 +239,7 @@ class Run:
                 os.fsync(file.fileno())
         self.watch(line)
         if kept:
-            self.checkpoints.save(number, pending.state)
+            self.checkpoints.save(number, pending.state, self.best)
             self.fed.checkpointed, self.last_checkpoint = number, time.monotonic()
 
     def due(self, number: int) -> bool:
@@ -258,23 +272,22 @@ class Run:
             with suppress(FewLabelError, OSError):
                 step()
 
-    def keep_lines(self, rounds: int) -> None:
-        """Drop the lines of rounds that will be played again."""
+    def keep_lines(self, rounds: int) -> list[record.Line]:
+        """Drop the lines of rounds that will be played again. Return the others."""
         kept = [line for line in record.read_rounds(self.directory) if line["round"] <= rounds]
         if [line["round"] for line in kept] != list(range(1, rounds + 1)):
             raise StorageError(f"{self.log} lacks lines of rounds before the checkpoint of round {rounds}; start anew")
         storage.write(self.log, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        return kept
 
     def finish(self) -> None:
         rounds = record.read_rounds(self.directory)
+        file = partial(model_file, self.fed.world, self.fed.initial)
+        if self.best is not None and self.best.model is not None:
+            data = file(wire.unpack(Model, self.best.model).model, "validation", self.best.round)
+            storage.write(self.directory / record.CHOSEN_MODEL, data)
         if self.fed.shipped is not None:
-            local = self.experiment.model.buffers == "local"  # then no statistics are right for everyone
-            complete = tree.parameters(self.fed.shipped) if local else self.fed.initial | self.fed.complete()
-            card: dict[str, Any] = {"version": version("fewlabel"), "experiment": dumps(self.experiment)}
-            card |= asdict(Card.of(self.experiment, self.fed.world.dataset))
-            # One entry, because safetensors writes several in any order, and equal models are to be equal files.
-            data = to_safetensors(complete, {"fewlabel": json.dumps(card)})
-            storage.write(self.directory / record.MODEL, data)
+            storage.write(self.directory / record.MODEL, file(self.fed.complete(), "last", self.experiment.rounds))
         whole = {
             "schema_version": SCHEMA,
             "name": self.experiment.name,
@@ -285,6 +298,7 @@ class Run:
             "chosen_on_validation": record.chosen_on_validation(rounds),
             **record.spent(rounds),
             "peak_memory_bytes": peak_memory(),
+            "labels_per_class": self.fed.world.labels_per_class,
             "partition": self.fed.world.partition.checksum,
             "versions": versions(),
         }

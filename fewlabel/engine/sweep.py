@@ -5,7 +5,9 @@ import json
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import product
@@ -16,6 +18,7 @@ from typing import Any
 
 from fewlabel.core import schema
 from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
+from fewlabel.engine import record
 from fewlabel.engine.pool import end_with
 from fewlabel.engine.run import Interrupted, execute, prepare
 from fewlabel.experiment import Experiment, dumps, load, read
@@ -36,6 +39,8 @@ def grid(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], changes: Se
             if key == "method":
                 table["method"] = value if isinstance(value, dict) else {"name": value}
             else:
+                if key == "recipe":
+                    table.pop("train", None)
                 schema.assign(table, key, value)
         try:
             experiments.append(read(table, changes))
@@ -52,6 +57,24 @@ def place(experiment: Experiment, root: Path) -> Path:
     digest = hashlib.blake2b(dumps(experiment).encode() + own_code(experiment), digest_size=4).hexdigest()
     name = f"{experiment.name}-{experiment.data.name}".replace(":", "-").replace("/", "-")
     return root / f"{name}-seed{experiment.seed}-{digest}"
+
+
+def other_rounds(experiments: Iterable[Experiment], root: Path) -> Iterator[str]:
+    """Say which runs begin anew, although the same ones with another number of rounds are there already."""
+    new = {place(experiment, root): experiment.resolved for experiment in experiments}
+    new = {directory: experiment for directory, experiment in new.items() if not record.is_run(directory)}
+    there = []
+    for directory in record.runs_in(root) if new else ():
+        with suppress(FewLabelError):  # it may be of a method that is gone
+            there.append(load(directory / record.EXPERIMENT).resolved)
+    for rounds in dict.fromkeys(experiment.rounds for experiment in new.values()):
+        alike = [replace(experiment, rounds=1) for experiment in new.values() if experiment.rounds == rounds]
+        before = dict.fromkeys(old.rounds for old in there if replace(old, rounds=1) in alike)
+        if before:
+            yield (
+                f"{root} has the same with {' and '.join(map(str, before))} rounds; training depends on the number of "
+                f"rounds, so runs of {rounds} rounds begin anew"
+            )
 
 
 def own_code(experiment: Experiment) -> bytes:

@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,6 +92,15 @@ class World:
     def balanced(self) -> int | None:
         """The number of classes, if losses on labels treat all classes alike."""
         return len(self.dataset.classes) if self.experiment.recipe.balance == "logit-adjusted" else None
+
+    @property
+    def labels_per_class(self) -> list[int] | None:
+        """How many images of each class have a label to train with, or None if sites keep that to themselves."""
+        held = torch.from_numpy(np.concatenate([self.partition.server, *(s.labeled for s in self.partition.shares)]))
+        if (held < 0).any():
+            return None
+        counts: list[int] = self.known_labels[held].bincount(minlength=len(self.dataset.classes)).tolist()
+        return counts
 
     @property
     def measured(self) -> tuple[str, ...]:

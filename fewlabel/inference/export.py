@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from fewlabel.core import storage
 from fewlabel.core.errors import BadInput
 from fewlabel.engine import record
-from fewlabel.inference.model_card import ONNX, SAFETENSORS, describe
-from fewlabel.inference.predict import StoredModel, read_model
+from fewlabel.inference.model_card import ONNX, SAFETENSORS, about_model, describe
+from fewlabel.inference.predict import StoredModel
+from fewlabel.inference.prior import Prior
+from fewlabel.learn.calibration import calibrated
 from fewlabel.report.runs import Run
 
 CARD = "MODEL_CARD.md"
@@ -32,44 +34,57 @@ class Exported(NamedTuple):
 
 
 class PixelsToProbabilities(nn.Module):
-    """A network with its preprocessing and a softmax."""
+    """A network with its preprocessing, its calibration and a softmax."""
 
     mean: Tensor
     std: Tensor
+    shift: Tensor | None
 
     def __init__(self, model: StoredModel) -> None:
         super().__init__()
         self.network = model.network
         self.register_buffer("mean", torch.tensor(model.card.mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(model.card.std).view(-1, 1, 1))
+        self.temperature = model.card.temperature
+        self.register_buffer("shift", None if model.card.shift is None else torch.tensor(model.card.shift))
 
     def forward(self, images: Tensor) -> Tensor:
         x = (images.to(torch.float32) / 255 - self.mean) / self.std
         logits: Tensor = self.network(x)
-        return logits.softmax(1)
+        return calibrated(logits, self.temperature, self.shift).softmax(1)
 
 
-def export_model(run: Path, to: str, out: Path | None = None) -> Exported:
-    """Write the last round's model and its card, by default to RUN/export, over an earlier export."""
+def export_model(
+    run: Path, to: str, out: Path | None = None, *, weights: str | None = None, prior: Prior | None = None
+) -> Exported:
+    """Write a run's model and its card, by default to RUN/export, over an earlier export."""
     if to not in FORMATS:
         raise BadInput(f"a model is exported to {' or '.join(FORMATS)}, not to '{to}'")
-    card, _ = read_model(run)
+    model = StoredModel.open(run, weights, prior)
     folder = run / "export" if out is None else out
     if record.is_run(folder):
         raise BadInput(f"{folder} is a run, whose own files would be written over; choose another --out")
-    about = asdict(card) | {
+    about = asdict(model.card) | {
         "version": version("fewlabel"),
         "experiment_digest": hashlib.sha256((run / record.EXPERIMENT).read_bytes()).hexdigest(),
     }
-    model, (name, convert) = StoredModel.open(run), FORMATS[to]
-    data = convert(model, about)
+    name, convert = FORMATS[to]
     files = [file for file, _ in FORMATS.values() if file == name or (folder / file).exists()]
+    if len(files) > 1 and about_model(model.card) not in card_in(folder):
+        raise BadInput(f"{folder} holds an export with other weights or another prior; choose another --out")
+    data = convert(model, about)
     text = "\n".join(describe(Run(run), model, about, files))
     storage.make_folder(folder)
     written = Exported(folder / name, folder / CARD)
     storage.write(written.model, data)
     storage.write(written.card, text.encode())
     return written
+
+
+def card_in(folder: Path) -> str:
+    """Return the text of an earlier export's card."""
+    path = folder / CARD
+    return path.read_text() if path.exists() else ""
 
 
 def to_onnx(model: StoredModel, about: dict[str, Any]) -> bytes:

@@ -15,7 +15,7 @@ from fewlabel.data.splits import DRAWN, SPLITS
 from fewlabel.engine import record
 from fewlabel.engine.card import Card
 from fewlabel.experiment import Data, plain_method
-from fewlabel.inference.predict import StoredModel
+from fewlabel.inference.predict import StoredModel, about_choice
 from fewlabel.report.runs import METRICS, Run
 from fewlabel.report.tables import Table, percent
 
@@ -33,6 +33,7 @@ def describe(run: Run, model: StoredModel, about: dict[str, Any], files: Sequenc
         f"{', '.join(card.classes)}. Network `{card.network['name']}`, {count:,} parameters; FewLabel "
         f"{about['version']}, {record.EXPERIMENT} with SHA-256 `{about['experiment_digest']}`.\n"
     )
+    yield about_model(card) + "\n"
     yield "## What it must not be used for\n"
     yield from (f"- {sentence}" for sentence in limits(run, card))
     yield "\n## How to use it\n"
@@ -56,8 +57,9 @@ def limits(run: Run, card: Card) -> Iterator[str]:
         "Use it only for images like those it was trained on. Other devices, places, people or ways to take an image "
         "can make it wrong without a sign. It names one of its classes for any image, even an image of something else."
     )
-    yield "Its probabilities are not calibrated: 0.9 does not mean that nine of ten are right."
-    test = (run.last or {}).get("test")
+    if card.temperature is None:
+        yield "Its probabilities are not calibrated: 0.9 does not mean that nine of ten are right."
+    test = (shipped_line(run, card) or {}).get("test")
     weak = [
         f"{name} ({'no test images' if recall is None else f'{percent(recall)}%'})"
         for name, recall in zip(card.classes, test["recall_per_class"] if test else [], strict=bool(test))
@@ -67,6 +69,31 @@ def limits(run: Run, card: Card) -> Iterator[str]:
         yield f"It misses at least half of the test images of some classes. Their recall: {', '.join(weak)}."
     if not test:
         yield "Nobody has measured it."
+
+
+def about_model(card: Card) -> str:
+    """Say whose weights these are, which classes the model expects, and what its probabilities mean."""
+    if card.prior is not None:
+        shares = ", ".join(f"{name} {percent(share)}%" for name, share in zip(card.classes, card.prior, strict=True))
+        classes = f"It expects classes in these shares: {shares}."
+    elif card.balanced:
+        classes = (
+            "It expects all classes to be equally frequent, because it was trained so (train.balance). Where they are "
+            "not, export it again with --prior."
+        )
+    else:
+        classes = "It expects classes to be as frequent as among the labels that it was trained with."
+    calibrated = (
+        "Its probabilities are not calibrated: no validation labels could tell how."
+        if card.temperature is None
+        else f"Its probabilities are calibrated on validation labels, by a temperature of {card.temperature:g}."
+    )
+    return f"The weights are those of {about_choice(card)}. {classes} {calibrated}"
+
+
+def shipped_line(run: Run, card: Card) -> record.Line | None:
+    """Return the line of the round whose model this is."""
+    return run.last if card.chosen == "last" else run.chosen
 
 
 def usage(model: StoredModel, files: Sequence[str]) -> Iterator[str]:
@@ -84,7 +111,8 @@ def usage(model: StoredModel, files: Sequence[str]) -> Iterator[str]:
     if SAFETENSORS in files:
         yield (
             f"`{SAFETENSORS}`: `fewlabel predict {SAFETENSORS} images/` prepares images itself. In other programs, "
-            f"give the network (x / 255 - mean) / std of such images, with mean {mean} and std {std}; it gives logits."
+            f"give the network (x / 255 - mean) / std of such images, with mean {mean} and std {std}; it gives logits"
+            f"{after_logits(card)}."
         )
     yield (
         "Images of another size are squeezed into the square, not cropped, by bilinear interpolation with "
@@ -100,6 +128,14 @@ def usage(model: StoredModel, files: Sequence[str]) -> Iterator[str]:
             "BatchNorm's statistics stayed at the sites (model.buffers = 'local'). Compute them over the images that "
             "the model is used on."
         )
+
+
+def after_logits(card: Card) -> str:
+    """Say what to do with logits before the softmax."""
+    steps = [] if card.temperature is None else [f"divide them by {card.temperature:g}"]
+    if card.shift is not None:
+        steps.append(f"add {[round(value, 4) for value in card.shift]}")
+    return f" ({', then '.join(steps)} before the softmax)" if steps else ""
 
 
 def data_and_labels(run: Run, card: Card) -> Iterator[str]:
@@ -147,24 +183,28 @@ def split_of(data: Data) -> str:
 
 
 def results(run: Run, card: Card) -> Iterator[str]:
-    """Yield the test results of the last round, of all images and by class."""
-    last, chosen = run.last, run.chosen
+    """Yield the test results of the round whose model this is, of all images and by class."""
+    last = shipped_line(run, card)
     if not last or "test" not in last:
         yield "None: no round was measured.\n"
         return
     test = last["test"]
     rows = tuple((words, percent(test.get(key))) for key, words in METRICS.items())
     yield Table(f"Test set, {test['images']:,} images, round {last['round']}, in percent", ("", "all"), rows).markdown()
+    if card.prior is not None:
+        yield "Measured without the prior that was chosen.\n"
     if 0 < test["images"] < MANY:
         points = f"{100 / test['images']:.1f} points of accuracy"
         yield f"{counted(test['images'], 'test image')}: one more error is {points}.\n"
     yield Table(
         "By class, in percent", ("class", "test images", "recall", "precision", "AUC"), by_class(test, card)
     ).markdown()
-    if chosen and chosen["round"] != last["round"]:
+    other = run.chosen if card.chosen == "last" else run.last
+    if other and other["round"] != last["round"] and "test" in other:
+        name, option = ("best on validation", "validation") if card.chosen == "last" else ("last", "last")
         yield (
-            f"Round {chosen['round']} was the best on validation ({percent(chosen['test']['accuracy'])}% accuracy on "
-            "test). This is the model of the last round, the only one that a run keeps.\n"
+            f"Round {other['round']} was the {name} ({percent(other['test']['balanced_accuracy'])}% balanced accuracy "
+            f"on test). `fewlabel export` takes its model with `--weights {option}`.\n"
         )
 
 

@@ -6,7 +6,7 @@ import io
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -31,10 +31,13 @@ from fewlabel.data.own.listing import counted
 from fewlabel.data.pictures import Unreadable
 from fewlabel.engine import record
 from fewlabel.engine.card import Card
+from fewlabel.inference.prior import Prior, with_prior
+from fewlabel.learn.calibration import calibrated
 from fewlabel.report.runs import Run
 
 UNSURE_BELOW = 0.8
 BATCH = 64
+MODELS = {"last": record.MODEL, "validation": record.CHOSEN_MODEL}  # the models of a run
 Progress = Callable[[int, int], None]  # files read, and all of them
 
 
@@ -47,9 +50,10 @@ class StoredModel(NamedTuple):
     complete: bool  # False if BatchNorm's statistics stayed at the sites
 
     @classmethod
-    def open(cls, run: Path) -> Self:
-        """Open the model in the directory of a run or of an export, or a model's file."""
-        card, weights = read_model(run)
+    def open(cls, run: Path, chosen: str | None = None, prior: Prior | None = None) -> Self:
+        """Open a model of a run, in the directory of an export, or in a file. It may expect classes as in a prior."""
+        card, weights = read_model(run, chosen)
+        card = with_prior(card, prior, run)
         with Rng("scratch").scope():
             network = networks.build(
                 in_channels=card.channels, num_classes=len(card.classes), image_size=card.image_size, **card.network
@@ -63,33 +67,56 @@ class StoredModel(NamedTuple):
             ) from None
         return cls(card, weights, network.eval(), not tree.statistics(tree.of(network)).keys() - weights.keys())
 
+    def probabilities(self, batches: Iterable[Tensor]) -> Tensor:
+        """Return the probability of each class for images [N, C], calibrated and with the chosen prior."""
+        shift = None if self.card.shift is None else torch.tensor(self.card.shift)
+        parts = metrics.outputs(self.network, batches)
+        return torch.cat([calibrated(logits, self.card.temperature, shift).softmax(1) for logits in parts])
 
-def read_model(run: Path) -> tuple[Card, Tree]:
-    """Read the card and the weights of a model."""
-    path = run if run.is_file() else run / record.MODEL
+
+def read_model(run: Path, chosen: str | None = None) -> tuple[Card, Tree]:
+    """Read the card and the weights of a model. `chosen` says which of a run's models: "last" or "validation"."""
+    if chosen not in (None, *MODELS):
+        raise BadInput(f"weights are {' or '.join(MODELS)}, not '{chosen}'")
+    path = run if run.is_file() else run / MODELS[chosen or "last"]
     if not path.is_file():
-        raise BadInput(why_no_model(run))
+        raise BadInput(why_no_model(run, chosen or "last"))
     try:
         with safe_open(path, "pt") as file:
             content = json.loads((file.metadata() or {}).get("fewlabel", "{}"))
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise StorageError(f"{path} is not a model that can be read: {error}") from None
-    if missing := [part.name for part in fields(Card) if part.name not in content]:
+    parts = [part for part in fields(Card) if part.name in content or part.default is MISSING]
+    if missing := [part.name for part in parts if part.name not in content]:
         raise StorageError(
             f"{path} does not say its {missing[0]}, as FewLabel's models do; if an earlier version wrote it, delete "
             f"the run's {record.SUMMARY} and resume the run, which writes the model anew"
         )
-    return Card(**{part.name: content[part.name] for part in fields(Card)}), weights
+    card = Card(**{part.name: content[part.name] for part in parts})
+    if chosen not in (None, card.chosen):
+        raise BadInput(f"{path} is the model of {about_choice(card)}; give the run's directory to choose another")
+    return card, weights
 
 
-def why_no_model(run: Path) -> str:
+def about_choice(card: Card) -> str:
+    """Say whose weights a model has."""
+    number = "" if card.round is None else f" {card.round}"
+    if card.chosen == "last":
+        return f"the last round{f' ({card.round})' if number else ''}"
+    return f"round{number}, which had the best balanced accuracy on validation"
+
+
+def why_no_model(run: Path, chosen: str) -> str:
     """Say why a directory has no model."""
     if not run.exists():
         return f"there is no {run}; give the directory of a run"
     if not record.is_run(run) and (several := record.runs_in(run)):
         return f"{run} holds {counted(len(several), 'run')}; give one of them, such as {several[0]}"
     found = Run(run)
+    if chosen != "last" and (run / record.MODEL).exists():
+        why = "it was made by FewLabel 0.1, which did not keep them" if found.chosen else "it has no validation images"
+        return f"{run} has no weights that validation chose: {why}; use --weights last"
     if found.finished:
         return f"{run} has no model: {found.name} shares none, each of its clients keeps its own"
     resume = f"fewlabel run --resume {shlex.quote(str(run))}"
@@ -235,12 +262,18 @@ class Predictions:
 
 
 def predict_files(
-    run: Path, images: Iterable[str | Path], unsure_below: float = UNSURE_BELOW, progress: Progress | None = None
+    run: Path,
+    images: Iterable[str | Path],
+    unsure_below: float = UNSURE_BELOW,
+    progress: Progress | None = None,
+    *,
+    weights: str | None = None,
+    prior: Prior | None = None,
 ) -> Predictions:
-    """Predict the classes of images with the model of a run's last round."""
+    """Predict the classes of images with a run's model: the last round's, or the one that validation chose."""
     if not 0 <= unsure_below <= 1:
         raise BadInput(f"unsure_below must be a probability from 0 to 1, found {unsure_below}")
-    model = StoredModel.open(run)
+    model = StoredModel.open(run, weights, prior)
     card = model.card
     if card.channels not in (1, 3):
         raise BadInput(f"the model takes images of {card.channels} channels, and files have 1 or 3")
@@ -253,7 +286,7 @@ def predict_files(
             "the model has no BatchNorm statistics, which stayed at the sites (model.buffers = 'local'); those of "
             f"these {len(first.names)} images are used, so give many images of one site at a time"
         )
-    found = metrics.predict(model.network, batches_of(reader))
+    found = model.probabilities(batches_of(reader))
     if not found.isfinite().all():
         raise BadInput(f"the model in {run} has diverged: its probabilities are no numbers")
     if reader.recoloured:

@@ -197,8 +197,10 @@ def groups_of(rows: Sequence[Row]) -> list[Group]:
 
 
 def settings_of(experiment: Experiment) -> dict[str, Any]:
-    """Return all settings by their dotted names, except the seed."""
-    return {key: value for key, value in schema.flatten(schema.plain(experiment)) if key != "seed"}
+    """Return all settings by their dotted names, except the seed. A recipe stands for its settings."""
+    named = {} if experiment.recipe_name == "own" else {"recipe": experiment.recipe_name}
+    flat = schema.flatten(schema.plain(experiment.resolved))
+    return named | {key: value for key, value in flat if key != "seed" and not (named and key.startswith("train."))}
 
 
 def differing(tables: Sequence[Mapping[str, Any]]) -> list[str]:

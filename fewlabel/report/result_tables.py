@@ -56,6 +56,7 @@ def run_table(run: Run) -> Table:
         notes.append("The model predicts the same class for every image.")
     elif run.last and guesses(run.last.get("test", {})):
         notes.append(f"The model guesses: {GUESS}.")
+    notes.append(about_recipes([run.experiment]))
     if not run.finished:
         notes.append(f"{run.status}.".capitalize())
     return Table(run.title, ("", *columns), tuple(rows), tuple(notes))
@@ -195,7 +196,8 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
     yield about_rounds(groups, rows)
     if len(rows) > 1:
         yield about_differences(groups)
-    yield "The chosen round is the one with the best accuracy on validation."
+    yield about_recipes([row.experiment for row in rows])
+    yield "The chosen round is the one with the best balanced accuracy on validation."
     if any(group.gap_closed(row) is not None for group in groups for row in group.rows):
         yield f"Gap closed: 0 is as accurate as {FLOOR}, the floor; 100 is as accurate as {CEILING}, the ceiling."
     yield from about_no_gap(groups)
@@ -227,6 +229,14 @@ def about_rounds(groups: Sequence[Group], rows: Sequence[Row]) -> str:
     plural = "" if rounds == "1" else "s"
     counted = f"{of} {', '.join(map(str, seeds))}; {rounds} round{plural}."
     return f"{counted} Metrics are of the last round, never of the best one on test."
+
+
+def about_recipes(experiments: Sequence[Experiment]) -> str:
+    """Name the recipe by which models were trained."""
+    found = list(dict.fromkeys(experiment.recipe for experiment in experiments))
+    if len(found) > 1:
+        return f"Recipes: {', '.join(dict.fromkeys(experiment.recipe_name for experiment in experiments))}."
+    return f"Recipe {experiments[0].recipe_name}: {found[0].words}."
 
 
 def about_differences(groups: Sequence[Group]) -> str:

@@ -50,7 +50,7 @@ class Run:
         if not record.is_run(self.directory):
             why = f"holds no run: it has no {record.EXPERIMENT}" if self.directory.exists() else "is not there"
             raise BadInput(f"{self.directory} {why}; give the directory of a run, or one with runs in it")
-        self.experiment: Experiment = load(self.directory / record.EXPERIMENT)
+        self.experiment: Experiment = load(self.directory / record.EXPERIMENT).resolved
         self.name, self.seed = self.experiment.name, self.experiment.seed
         # The summary first: a run that ends meanwhile must not look finished without its last rounds.
         finished = record.is_finished(self.directory)
@@ -78,7 +78,7 @@ class Run:
 
     @cached_property
     def chosen(self) -> Line | None:
-        """The line of the round with the best accuracy on validation."""
+        """The line of the first round with the best balanced accuracy on validation."""
         return record.chosen_on_validation(self.rounds)
 
     def spent(self, until: int | None = None) -> dict[str, float]:
@@ -203,6 +203,7 @@ class Row:
             "label": self.label,
             "data": self.experiment.data.name,
             "rounds": self.experiment.rounds,
+            "recipe": self.experiment.recipe_name,
             "seeds": list(self.seeds),
             "guessing_seeds": list(self.guessing),
             "unfinished": {str(seed): status for seed, status in self.unfinished.items()},

@@ -20,7 +20,7 @@ from rich.table import Column, Table
 from fewlabel.core.described import leaves
 from fewlabel.core.schema import settings
 from fewlabel.engine.record import Line, read_rounds
-from fewlabel.experiment import ROWS, Experiment, Stream, method_named
+from fewlabel.experiment import RECIPES, ROWS, USUAL, Experiment, Stream, method_named
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.findings import Finding, in_last_round
 from fewlabel.report.results import Result
@@ -206,9 +206,12 @@ def known(what: str, method: str = "") -> list[dict[str, Any]]:
 
 def settings_of(method: str = "") -> list[dict[str, Any]]:
     """List all settings of an experiment with the default method, or those of one method."""
-    usual = Experiment(stream=Stream())  # a stream, to have its defaults
+    usual = Experiment(stream=Stream(), train=RECIPES[USUAL])  # a stream, to have its defaults
     chosen = method_named(method) if method else usual.method
     abouts = {key: about for key, about in settings(Experiment).items() if key != "method" and not method}
+    if not method:
+        about = "sets all of train.*, each of which may still be changed; printed: as the papers print it"
+        abouts["recipe"] = about, f"one of {', '.join(RECIPES)}"
     abouts["method.name"] = "one of `fewlabel list methods`; its own settings are method.*", "text"
     abouts |= {f"method.{key}": about for key, about in settings(type(chosen)).items()}
 
@@ -216,7 +219,7 @@ def settings_of(method: str = "") -> list[dict[str, Any]]:
         whole, path = (chosen, key.split(".")[1:]) if key.startswith("method.") else (usual, key.split("."))
         return reduce(lambda part, name: getattr(part, name, None), path, whole)
 
-    defaults = {key: default(key) for key in abouts} | {"method.name": method or usual.name}
+    defaults = {key: default(key) for key in abouts} | {"method.name": method or usual.name, "recipe": USUAL}
     off = "off unless a stream.* is set; "
     return [
         {
@@ -284,5 +287,5 @@ def document(found: Result | Comparison) -> dict[str, Any]:
         return {"rows": found.to_json()}
     experiment = found.experiment
     about = {"directory": str(found.directory), "finished": found.finished, "name": found.name, "seed": found.seed}
-    about |= {"data": experiment.data.name, "rounds": experiment.rounds}
+    about |= {"data": experiment.data.name, "rounds": experiment.rounds, "recipe": experiment.recipe_name}
     return about | {"last": found.last, "chosen_on_validation": found.chosen} | found.spent() | (found.summary or {})

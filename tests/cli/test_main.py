@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +18,8 @@ import pytest
 import typer
 
 from fewlabel.cli.main import app
-from fewlabel.experiment import Experiment, load, read
+from fewlabel.engine.record import read_rounds
+from fewlabel.experiment import RECIPES, Experiment, Train, load, read
 from fewlabel.methods.fedavg import FedAvg
 from fewlabel.report.terminal import Rounds, Runs, size, span
 from tests.conftest import SMALL, Command
@@ -411,7 +414,84 @@ def test_settings_are_listed_with_their_defaults(fewlabel: Command) -> None:
     assert all("off unless a stream" in row["about"] for row in found if row["name"].startswith("stream."))
     rows = {row["name"]: row for row in found}
     defaults = {"rounds": "30", "clients.per_round": "none", "method.local.lr": "0.03", "stream.steps": "10"}
+    defaults |= {"recipe": "fewlabel", "train.average": "0.8"}
     assert {name: rows[name]["default"] for name in defaults} == defaults
     alpha, text = rows["clients.alpha"], " ".join(fewlabel("list", "settings").out.split())
     assert (alpha["default"], alpha["allowed"]) == ("0.8", "a number above 0")
     assert f"clients.alpha 0.8 {alpha['about']} (a number above 0)" in text
+
+
+# The recipe
+
+
+def trained(fewlabel: Command, *words: str | Path) -> Train | None:
+    """Lay out a run and stop it at once: what its experiment.toml says about training."""
+    found = fewlabel("run", *words, *QUICK, "--set", "rounds=1", "--workers", "1", "--out", "told", "--format", "json")
+    assert found.code == 0, found.err
+    train = load(Path("told/experiment.toml")).train
+    shutil.rmtree("told")
+    return train
+
+
+def test_commands_train_by_our_recipe_and_write_it_down(fewlabel: Command, tmp_path: Path) -> None:
+    assert trained(fewlabel) == RECIPES["fewlabel"]
+    assert trained(fewlabel, "--set", "recipe=printed") == Train()
+    assert trained(fewlabel, "--set", "train.average=0.5") == replace(RECIPES["fewlabel"], average=0.5)
+    both = trained(fewlabel, "--set", "train.average=0.5", "--set", "recipe=printed")
+    assert both == Train(average=0.5)
+
+
+def test_what_a_file_does_not_say_about_training_is_our_recipe(fewlabel: Command, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    for text, told in {
+        "seed = 1": RECIPES["fewlabel"],
+        'recipe = "printed"': Train(),
+        "[train]\naverage = 0.5": replace(RECIPES["fewlabel"], average=0.5),
+        'recipe = "printed"\n[train]\naverage = 0.5': Train(average=0.5),
+    }.items():
+        file.write_text(text)
+        assert trained(fewlabel, file) == told, text
+    assert trained(fewlabel, file, "--set", "recipe=fewlabel") == RECIPES["fewlabel"]  # which wins over the file
+
+
+def test_an_old_runs_own_file_runs_as_it_did(fewlabel: Command, tmp_path: Path, run_dir: Callable[..., Path]) -> None:
+    old = run_dir("rounds=1")
+    assert "[train]" not in (old / "experiment.toml").read_text()
+    assert fewlabel("run", "--resume", old, "--workers", "1").code == 0
+    assert fewlabel("run", old / "experiment.toml", "--workers", "1", "--out", "again").code == 0
+    assert read_rounds(old)[0]["test"] == read_rounds(Path("again"))[0]["test"]
+
+
+def test_tables_name_the_recipe(fewlabel: Command) -> None:
+    shown = fewlabel("run", *QUICK, "--workers", "1", "--out", "one").out
+    told = "Recipe fewlabel: cosine schedule, average over rounds, balanced classes, warm-up on labels alone."
+    assert told in " ".join(shown.split())
+    assert told in Path("one/report.html").read_text()
+    recipes = ("--vary", "recipe=fewlabel,printed", "--set", "data.name=digits")
+    shown = " ".join(fewlabel("sweep", *recipes, *QUICK, "--set", "rounds=1", "--workers", "1").out.split())
+    assert "recipe=printed" in shown
+    assert "Recipes: fewlabel, printed." in shown
+
+
+def test_lengthening_a_run_is_a_new_run_and_says_so(fewlabel: Command) -> None:
+    quick = [*QUICK, "--workers", "1"]
+    fewlabel("run", *quick, "--out", "one")
+    longer = fewlabel("run", *quick, "--set", "rounds=3", "--out", "one")
+    assert longer.code == 2
+    assert "one is a run of 2 rounds and cannot become one of 3, because training depends on" in longer.err
+    assert "other rounds make a new run" in fewlabel("run", "--resume", "one", "--set", "rounds=3").err
+    file = Path("one/experiment.toml")
+    file.write_text(file.read_text().replace("rounds = 2\n", "rounds = 3\n", 1))
+    edited = fewlabel("run", "--resume", "one")
+    assert (edited.code, "cannot become one of 3" in edited.err) == (2, True)
+    Path("one/summary.json").unlink()  # as if it had been stopped before its end
+    edited = fewlabel("run", "--resume", "one")
+    assert (edited.code, "cannot become one of 3" in edited.err) == (2, True)
+
+
+def test_a_comparison_with_other_rounds_begins_anew_and_says_so(fewlabel: Command) -> None:
+    words = ["compare", "--methods", "fedprox", *QUICK, "--workers", "1"]
+    assert "begin anew" not in fewlabel(*words, "--set", "rounds=1").err
+    assert "begin anew" not in fewlabel(*words, "--set", "rounds=1").err
+    told = "runs/compare has the same with 1 rounds; training depends on the number of rounds, so runs of 2 rounds"
+    assert told in fewlabel(*words).err

@@ -119,8 +119,9 @@ def simulated(experiment: Experiment, directory: Path) -> Path:
     return directory
 
 
-def weights(directory: Path) -> bytes:
-    return (directory / "model.safetensors").read_bytes()
+def weights(directory: Path) -> list[bytes]:
+    """Of all models that a run left: the last, and the one that validation chose."""
+    return [path.read_bytes() for path in sorted(directory.glob("model*.safetensors"))]
 
 
 def lines(directory: Path) -> list[dict]:

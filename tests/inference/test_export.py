@@ -55,7 +55,9 @@ def ours(run: Path, pixels: np.ndarray) -> np.ndarray:
     """Probabilities of uint8 images, normalised as in training."""
     images = World.open(run).dataset.splits["test"].images
     normalised = (torch.from_numpy(pixels).float() / 255 - torch.tensor(images.mean)) / torch.tensor(images.std)
-    return metrics.predict(StoredModel.open(run).network, [normalised]).numpy()
+    model = StoredModel.open(run)
+    (logits,) = metrics.outputs(model.network, [normalised])
+    return (logits / (model.card.temperature or 1)).softmax(1).numpy()
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -105,10 +105,12 @@ def grey(trained: Callable[..., tuple[Path, Path]]) -> tuple[Path, Path]:
 
 
 def evaluated(run: Path) -> torch.Tensor:
-    """The test set's probabilities as evaluation computes them, from decoded arrays."""
-    images = World.open(run).dataset.splits["test"].images
-    rng = torch.Generator()
-    return metrics.predict(StoredModel.open(run).network, [images.view(torch.arange(len(images.pixels)), "plain", rng)])
+    """The test set's probabilities as evaluation computes them, from decoded arrays, and calibrated."""
+    images, model = World.open(run).dataset.splits["test"].images, StoredModel.open(run)
+    (logits,) = metrics.outputs(
+        model.network, [images.view(torch.arange(len(images.pixels)), "plain", torch.Generator())]
+    )
+    return (logits / (model.card.temperature or 1)).softmax(1)
 
 
 @pytest.mark.parametrize(
