@@ -142,9 +142,13 @@ class Site(Generic[C]):
         return tree.parameters(state)
 
     def audit(self, index: Tensor, pseudo_label: Tensor, epoch: int = 0) -> None:
-        """Show pseudo-labels to whoever scores them from outside. In deployment this does nothing."""
+        """Show pseudo-labels to whoever scores them from outside. In deployment this does nothing.
+
+        Of a soft pseudo-label, its most likely class is scored.
+        """
         if self.audited is not None:
-            self.audited.append((index.clone(), pseudo_label.clone(), epoch))
+            given = pseudo_label.argmax(1) if pseudo_label.ndim > 1 else pseudo_label.clone()
+            self.audited.append((index.clone(), given, epoch))
 
     def score(self, weights: Tree | nn.Module) -> None:
         """Show a local model to whoever measures it in evaluated rounds. In deployment this does nothing."""
