@@ -72,6 +72,8 @@ def experiment(method, setting: LabelPlace, buffers: str = "global") -> Experime
         if setting == LabelPlace.SOME_CLIENTS
         else Labels(setting.value, per_class=4)
     )
+    if isinstance(method, Keeper):
+        labels = replace(labels, held_out=0.25)
     return Experiment(
         method=method,
         seed=5,
