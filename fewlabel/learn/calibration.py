@@ -1,35 +1,48 @@
-"""Temperature scaling: one number that makes a network's probabilities honest (Guo et al., ICML 2017)."""
+"""Calibration: one temperature for all logits, and the classes that a model should expect.
 
-import math
+Temperature scaling is by Guo et al. (ICML 2017). Logits of a model that was trained with logit adjustment stand for
+classes that are equally frequent; for others, the logarithm of their shares is added (Menon et al., ICLR 2021).
+"""
 
 import torch
 from torch import Tensor
 
-COOLEST, HOTTEST = 0.05, 20.0  # between which a temperature is looked for
+HOTTEST = 20.0  # temperatures from 1/20 to 20; beyond, labels do not tell one from another
+HALVINGS = 50
 
 
-@torch.no_grad()
-def fit_temperature(logits: Tensor, y: Tensor) -> float:
-    """Return the temperature T for which `softmax(logits / T)` has the least cross-entropy on held-out labels `y`.
+def temperature(logits: Tensor, y: Tensor, log_prior: Tensor | None = None) -> float | None:
+    """Return the temperature T with the least cross-entropy of `logits / T` [N, C] with the classes `y` [N].
 
-    The derivative of the cross-entropy by 1 / T grows with 1 / T, so halving an interval finds its zero. If all labels
-    are right, the best temperature is 0; then, and if none would be hot enough, the end of the range is returned.
-    Without labels it is 1.
+    `log_prior` [C] is added after the division, where logits stand for equal classes and those in `y` are not. There is
+    no such temperature if all images are right, or if the logits say nothing: then it is None.
     """
-    if not len(y):
-        return 1.0
-    logits = logits.double()
-    given = logits.gather(1, y[:, None])[:, 0]
+    logits, shift = logits.double(), 0.0 if log_prior is None else log_prior.double()
 
-    def slope(log_temperature: float) -> float:
-        p = (logits / math.exp(log_temperature)).softmax(1)
-        return float(((p * logits).sum(1) - given).mean())
+    def slope(inverse: float) -> float:
+        """Return the derivative of the cross-entropy by 1/T, in which it is convex."""
+        expected = ((inverse * logits + shift).softmax(1) * logits).sum(1)
+        return float((expected - logits.gather(1, y[:, None])[:, 0]).mean())
 
-    low, high = math.log(COOLEST), math.log(HOTTEST)
-    for _ in range(60):
+    low, high = 1 / HOTTEST, HOTTEST
+    if not len(y) or not slope(low) < 0 < slope(high):
+        return None
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if slope(middle) > 0:  # too sure
-            low = middle
-        else:
-            high = middle
-    return math.exp((low + high) / 2)
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return 1 / low
+
+
+def shares(counts: Tensor) -> Tensor:
+    """Return the share of each class, with one image more of each, so that none is impossible."""
+    return (counts.double() + 1) / (counts.sum() + len(counts))
+
+
+def calibrated(logits: Tensor, temperature: float | None, shift: Tensor | None) -> Tensor:
+    """Return logits divided by a temperature, and moved to the classes that are expected."""
+    logits = logits if temperature is None else logits / temperature
+    return logits if shift is None else logits + shift
+
+
+def log_shares(y: Tensor, classes: int) -> Tensor:
+    return shares(torch.bincount(y, minlength=classes)).log()
