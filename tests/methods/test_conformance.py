@@ -58,6 +58,8 @@ def experiment(method, setting: LabelPlace, buffers: str = "global") -> Experime
         method = replace(method, local=replace(method.local, epochs=1, batch_size=32))
     if hasattr(method, "warmup_epochs"):
         method = replace(method, warmup_epochs=2, threshold=0.0, skip=2)
+    elif hasattr(method, "threshold"):
+        method = replace(method, threshold=0.2)
     if hasattr(method, "helpers") or getattr(method, "unlabeled", "none") != "none":  # sure of much, rates that fall
         patience = 1 if getattr(method, "sharing", True) else None
         method = replace(method, confidence=0.2, patience=patience, local=replace(method.local, lr=0.03))
