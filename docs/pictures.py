@@ -131,6 +131,17 @@ def semifl() -> Picture:
     return p.text(290, 164, "next round")
 
 
+def sage() -> Picture:
+    p = Picture(640, 200)
+    p.box(10, 70, 110, 60, "unlabeled image", "weak view", fill=UNLABELED)
+    p.box(170, 20, 150, 60, "local model", "as it trains", fill=LABELED)
+    p.box(170, 120, 150, 60, "global model", "as received", fill=SERVER)
+    p.arrow(120, 95, 170, 55).arrow(120, 105, 170, 145)
+    words = "local label: exp(-kappa gap),", "global label: the rest"
+    p.box(370, 60, 250, 80, "soft target of the strong view", *words)
+    return p.arrow(320, 50, 370, 85, "").arrow(320, 150, 370, 115)
+
+
 def architecture() -> Picture:
     p = Picture(660, 440)
     p.box(20, 20, 300, 64, "methods", "what the paper says:", "round, local_update", fill=SERVER)
@@ -149,7 +160,7 @@ def architecture() -> Picture:
     return p.text(96, 354, "through the wire only")
 
 
-PICTURES = (rscfed, fedirm, cbafed, isofed, fedmatch, semifl, architecture)
+PICTURES = (rscfed, fedirm, cbafed, isofed, fedmatch, semifl, sage, architecture)
 
 if __name__ == "__main__":
     for draw in PICTURES:
