@@ -118,6 +118,30 @@ def fedmatch() -> Picture:
     return p.arrow(470, 180, 190, 180, "should agree with them")
 
 
+def semifl() -> Picture:
+    p = Picture(640, 190)
+    p.box(10, 60, 90, 60, "model", fill=SERVER)
+    words = "label own images once;", "epochs on sure labels,", "and on mixed images"
+    p.box(150, 40, 160, 100, "1. unlabeled clients", *words, fill=UNLABELED)
+    p.box(345, 60, 80, 60, "mean, with", "momentum", fill=SERVER)
+    words = "the server, or", "labeled clients:", "cross-entropy"
+    p.box(460, 40, 130, 100, "2. fine-tuning", *words, fill=LABELED)
+    p.arrow(100, 90, 150, 90).arrow(310, 90, 345, 90).arrow(425, 90, 460, 90)
+    p.parts.append('<path d="M525,140 V170 H55 V122" fill="none" stroke="#333" marker-end="url(#tip)"/>')
+    return p.text(290, 164, "next round")
+
+
+def sage() -> Picture:
+    p = Picture(640, 200)
+    p.box(10, 70, 110, 60, "unlabeled image", "weak view", fill=UNLABELED)
+    p.box(170, 20, 150, 60, "local model", "as it trains", fill=LABELED)
+    p.box(170, 120, 150, 60, "global model", "as received", fill=SERVER)
+    p.arrow(120, 95, 170, 55).arrow(120, 105, 170, 145)
+    words = "local label: exp(-kappa gap),", "global label: the rest"
+    p.box(370, 60, 250, 80, "soft target of the strong view", *words)
+    return p.arrow(320, 50, 370, 85, "").arrow(320, 150, 370, 115)
+
+
 def architecture() -> Picture:
     p = Picture(660, 440)
     p.box(20, 20, 300, 64, "methods", "what the paper says:", "round, local_update", fill=SERVER)
@@ -136,7 +160,7 @@ def architecture() -> Picture:
     return p.text(96, 354, "through the wire only")
 
 
-PICTURES = (rscfed, fedirm, cbafed, isofed, fedmatch, architecture)
+PICTURES = (rscfed, fedirm, cbafed, isofed, fedmatch, semifl, sage, architecture)
 
 if __name__ == "__main__":
     for draw in PICTURES:

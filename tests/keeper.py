@@ -17,6 +17,7 @@ from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn.loop import fit
 from fewlabel.learn.optim import SGD, Local
+from fewlabel.learn.plateau import score
 from tests.toys import Still
 
 
@@ -30,6 +31,7 @@ class Memory:
 class Update:
     model: Weights
     age: int
+    right: int = 0  # of the labels that the site holds out
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,15 @@ class Keeper(Still):
     local: Local = Local(epochs=1, batch_size=32, lr=0.1)
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT})
-    leaves = "The student's weights and the age of its teacher."
+    leaves = "The student's weights, the age of its teacher, and how many labels that it holds out are right."
 
     def round(self, state: Model, fed: Federation) -> Model:
         half = len(fed.clients) // 2 + 1
         jobs = [(client, state) for group in ("first", "second") for client in fed.sample(half, name=group)]
         found = fed.mean(self.local_update, jobs, state.model)
         ages = sum(reply.upload.age for reply in found.replies)
-        fed.log(age=ages, moved=tree.norm(tree.sub(found.model, state.model)))
+        right = sum(reply.upload.right for reply in found.replies)
+        fed.log(age=ages, right=right, moved=tree.norm(tree.sub(found.model, state.model)))
         return Model(found.model)
 
     @on_client
@@ -67,4 +70,5 @@ class Keeper(Still):
             fit(model, optimizer, batches, lambda b: share[b[1]].mean() * cross_entropy(model(b[0]), label[b[1]]), clip)
             teacher = tree.mean([(self.decay, memory.teacher), (1 - self.decay, site.weights())])
             site.state = memory = Memory(teacher, memory.age + 1)
-        return Update(site.weights(), memory.age)
+        right = round(score(model.eval(), site.held_out).accuracy * len(site.held_out)) if site.held_out else 0
+        return Update(site.weights(), memory.age, right)

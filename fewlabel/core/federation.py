@@ -52,7 +52,7 @@ def weights_field(kind: type) -> str | None:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """All that a client publishes about itself."""
+    """All that a client publishes about itself: how many images it trains on."""
 
     id: int
     num_labeled: int
@@ -73,7 +73,8 @@ class Model:
 class Site(Generic[C]):
     """A place that holds data, as one task sees it: a client, or the server.
 
-    `labeled`, `unlabeled` and `validation` are its images, or None. `model` is the scratch network. `rng` is the
+    `labeled`, `unlabeled` and `validation` are its images, or None. `held_out` are labeled images of its own that it
+    does not train on, or None; let only counts over them leave the site. `model` is the scratch network. `rng` is the
     randomness of the task. `state` is what the client keeps for itself between rounds; at first it is None. `info`,
     `round`, `rounds`, `num_classes` and `device` say where and when the task runs.
     """
@@ -90,6 +91,7 @@ class Site(Generic[C]):
         labeled: Labeled | None = None,
         unlabeled: Unlabeled | None = None,
         validation: Labeled | None = None,
+        held_out: Labeled | None = None,
         state: C | None = None,
         buffers: str = "global",
         statistics: Tree | None = None,
@@ -101,7 +103,7 @@ class Site(Generic[C]):
         self.info = info
         self.round, self.rounds, self.num_classes = round, rounds, num_classes
         self.warmup = warmup  # rounds of the recipe's warm-up, in which nobody has unlabeled images
-        self.labeled, self.unlabeled, self.validation = labeled, unlabeled, validation
+        self.labeled, self.unlabeled, self.validation, self.held_out = labeled, unlabeled, validation, held_out
         self.model = model  # scratch: until `load`, it holds what another client left there
         self.device = device  # where the network, the images and the tensors of messages are
         self.rng = rng
@@ -142,9 +144,13 @@ class Site(Generic[C]):
         return tree.parameters(state)
 
     def audit(self, index: Tensor, pseudo_label: Tensor, epoch: int = 0) -> None:
-        """Show pseudo-labels to whoever scores them from outside. In deployment this does nothing."""
+        """Show pseudo-labels to whoever scores them from outside. In deployment this does nothing.
+
+        Of a soft pseudo-label, its most likely class is scored.
+        """
         if self.audited is not None:
-            self.audited.append((index.clone(), pseudo_label.clone(), epoch))
+            given = pseudo_label.argmax(1) if pseudo_label.ndim > 1 else pseudo_label.clone()
+            self.audited.append((index.clone(), given, epoch))
 
     def score(self, weights: Tree | nn.Module) -> None:
         """Show a local model to whoever measures it in evaluated rounds. In deployment this does nothing."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 
 class Source(Protocol):
@@ -84,13 +85,21 @@ class Unlabeled:
         self._tally.add(images, images)
 
     def with_labels(self, index: Tensor, y: Tensor) -> "Labeled":
-        """Return the images at `index` with fixed pseudo-labels."""
+        """Return the images at `index` with fixed pseudo-labels: a class for each, or soft ones, [images, classes]."""
         pseudo = torch.ones_like(index, dtype=torch.bool)
         return Labeled(self._images, self._where[index], y, self._rng, self._tally, pseudo, self._balanced)
 
 
+def joined(first: Tensor, second: Tensor) -> Tensor:
+    """Join the labels of two sets. If only one of them has soft labels, those of the other become one-hot."""
+    if first.ndim == second.ndim:
+        return torch.cat([first, second])
+    soft = first if first.ndim > 1 else second
+    return torch.cat([y if y.ndim > 1 else one_hot(y, soft.shape[1]).to(soft.dtype) for y in (first, second)])
+
+
 class Labeled:
-    """Images with labels. Some of the labels may be pseudo-labels."""
+    """Images with labels `y`. Some may be pseudo-labels, and these may be soft: a probability for each class."""
 
     def __init__(
         self,
@@ -111,10 +120,8 @@ class Labeled:
 
     def __add__(self, other: "Labeled") -> "Labeled":
         """Join two sets of images of one site."""
-        where, y, pseudo = (
-            torch.cat(pair) for pair in ((self._where, other._where), (self.y, other.y), (self._pseudo, other._pseudo))
-        )
-        return Labeled(self._images, where, y, self._rng, self._tally, pseudo, self._balanced)
+        where, pseudo = (torch.cat(pair) for pair in ((self._where, other._where), (self._pseudo, other._pseudo)))
+        return Labeled(self._images, where, joined(self.y, other.y), self._rng, self._tally, pseudo, self._balanced)
 
     @cached_property
     def log_prior(self) -> Tensor | None:
@@ -124,7 +131,7 @@ class Labeled:
         """
         if self._balanced is None:
             return None
-        counts = torch.bincount(self.y, minlength=self._balanced)
+        counts = self.y.sum(0) if self.y.ndim > 1 else torch.bincount(self.y, minlength=self._balanced)
         return ((counts + 1) / (len(self) + self._balanced)).log()
 
     def batches(self, view: str = "weak", size: int = 64, shuffle: bool = True) -> Iterator[tuple[Tensor, Tensor]]:

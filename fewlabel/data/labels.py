@@ -70,11 +70,25 @@ def validation_images(y: np.ndarray, sites: Sequence[Index], share: float, rng: 
     """Draw a share of all sites' labeled images, with the same mixture of classes. Every site keeps two."""
     labeled = sum(map(len, sites))
     spare = np.concatenate([rng.numpy.permutation(site)[2:] for site in sites])
-    spare = spare[np.argsort(y[spare], kind="stable")]
     count = min(round(share * labeled), len(spare))
     if not count:
         raise BadInput(f"labels.validation = {share} of {labeled} labeled images is no image; raise it")
-    return np.sort(spare[((np.arange(count) + 0.5) * len(spare) / count).astype(int)])  # evenly spaced over the classes
+    return spread(y, spare, count)
+
+
+def held_out(y: np.ndarray, share: float, rng: Rng) -> Index:
+    """Draw a share of a site's labels `y`, with the same mixture of classes, and return their places. Two are kept.
+
+    How many are drawn depends only on how many there are, so a server knows it without seeing them.
+    """
+    spare = rng.numpy.permutation(len(y))[2:]
+    return spread(y, spare, min(round(share * len(y)), len(spare)))
+
+
+def spread(y: np.ndarray, among: Index, count: int) -> Index:
+    """Return so many of these images, evenly spaced over the classes."""
+    ordered = among[np.argsort(y[among], kind="stable")]
+    return np.sort(ordered[((np.arange(count) + 0.5) * len(ordered) / max(1, count)).astype(int)])
 
 
 def wrong_labels(y: np.ndarray, labeled: Index, classes: int, share: float, rng: Rng) -> np.ndarray:

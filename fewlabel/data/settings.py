@@ -63,6 +63,8 @@ class Labels:
     unlabeled_clients: Count | None = None  # how many clients without labels take part; by default all others
     validation: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # share of the labels that the server keeps for
     #   validation, if no validation split is published
+    held_out: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # share of its own labels that each site keeps out of
+    #   training, to calibrate or to check a model on
     noise: Share = 0.0  # share of the labels that are replaced by a wrong class
 
     @property

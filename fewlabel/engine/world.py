@@ -16,6 +16,7 @@ from fewlabel.core.images import Labeled, Tally, Unlabeled
 from fewlabel.core.rng import Rng
 from fewlabel.data import datasets
 from fewlabel.data.images import Images
+from fewlabel.data.labels import Index, held_out
 from fewlabel.data.own.listing import TABLES
 from fewlabel.data.partition import Holding, Partition
 from fewlabel.engine import record
@@ -66,9 +67,27 @@ class World:
             )
 
     def share(self, client: int, round: int) -> Holding:
-        """Return a client's images in a round. In the recipe's warm-up nobody has unlabeled ones."""
-        share = self.partition.shares[client].at(round, self.experiment.stream)
+        """Return the images that a client trains on in a round. In the recipe's warm-up nobody has unlabeled ones."""
+        whole = Holding(self.divided(client)[0], self.partition.shares[client].unlabeled)
+        share = whole.at(round, self.experiment.stream)
         return Holding(share.labeled, share.unlabeled[:0]) if 0 < round <= self.experiment.warmup_rounds else share
+
+    def divided(self, client: int) -> tuple[Index, Index]:
+        """Return a site's labeled images: those that it trains on, and those that it holds out.
+
+        No image is held out if one of the same patient is trained on with its label. Such images are left out.
+        """
+        index = self.partition.server if client == SERVER_ID else self.partition.shares[client].labeled
+        if not self.experiment.labels.held_out:
+            return index, index[:0]
+        elsewhere = bool((index < 0).all())  # then only their number is known here, and only it counts
+        labels = np.zeros_like(index) if elsewhere else self.known_labels.numpy()[index]
+        rng = Rng(self.experiment.seed, "held-out", client)
+        places = held_out(labels, self.experiment.labels.held_out, rng)
+        kept, aside, groups = np.delete(index, places), index[places], self.dataset.splits["train"].groups
+        if groups is not None and not elsewhere:
+            aside = aside[~np.isin(groups.numpy()[aside], groups.numpy()[kept])]
+        return kept, aside
 
     def info(self, client: int, round: int) -> ClientInfo:
         share = self.share(client, round)
@@ -117,10 +136,11 @@ class World:
     def site(self, client: int, round: int, rng: Rng, model: torch.nn.Module, **more: Any) -> Site[Any]:
         """Return a client's site, or the server's."""
         if client == SERVER_ID:
-            share = Holding(self.partition.server, self.partition.server[:0])
+            share = Holding(self.divided(client)[0], self.partition.server[:0])
             validation = self.whole("validation", rng) if "validation" in self.measured else None
         else:
             share, validation = self.share(client, round), None
+        aside = Holding(self.divided(client)[1], share.labeled[:0]).at(round, self.experiment.stream).labeled
         tally, images = Tally(), self.dataset.splits["train"].images
         labeled = unlabeled = None
         if len(share.labeled):
@@ -138,6 +158,7 @@ class World:
             labeled=labeled,
             unlabeled=unlabeled,
             validation=validation,
+            held_out=self.training(aside, rng.stream("held-out").torch) if len(aside) else None,
             buffers=self.experiment.model.buffers,
             tally=tally,
             device=images.pixels.device,

@@ -19,7 +19,7 @@ def adjusted(logits: Tensor, images: Labeled | None) -> Tensor:
 
 
 def supervised(model: nn.Module, images: Labeled | None, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the cross-entropy of a batch of these images, labels or fixed pseudo-labels."""
+    """Return the cross-entropy of a batch of these images, labels or fixed pseudo-labels, hard or soft."""
     x, y = batch
     return cross_entropy(adjusted(model(x), images), y)
 
@@ -38,7 +38,10 @@ def information(p: Tensor) -> Tensor:
 
 
 def fixmatch(strong: Tensor, label: Tensor, sure: Tensor) -> Tensor:
-    """Return FixMatch's loss: cross-entropy with the pseudo-labels of sure images, divided by the number of all."""
+    """Return FixMatch's loss: cross-entropy with the pseudo-labels of sure images, divided by the number of all.
+
+    Pseudo-labels may be soft.
+    """
     return (cross_entropy(strong, label, reduction="none") * sure).mean()
 
 

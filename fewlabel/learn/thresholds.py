@@ -1,5 +1,7 @@
 """Pseudo-labels: which unlabeled images a network is sure of, and which class they get."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
@@ -22,6 +24,42 @@ def class_shares(counts: Tensor) -> Tensor:
 def thresholds(shares: Tensor, base: float, highest: float) -> Tensor:
     """Return a threshold for each class, CBAFed eq. 9 to 11. Classes that were trained on less have a lower one."""
     return (shares + base - shares.std()).clamp(max=highest)
+
+
+def flexible(p: Tensor, threshold: float) -> Tensor:
+    """Return a threshold for each class by FlexMatch (Zhang et al., NeurIPS 2021), from predictions for all images.
+
+    A class's learning effect is the number of images that are above `threshold` and get this class. It is divided by
+    the largest one, or by the number of images below `threshold` as long as those are more (the paper's warm-up). The
+    threshold of the class is M(share) * `threshold` with M(x) = x / (2 - x), the paper's choice.
+    """
+    confidence, label = p.max(1)
+    learned = torch.bincount(label[confidence > threshold], minlength=p.shape[1])
+    share = learned / max(int(learned.max()), len(p) - int(learned.sum()), 1)
+    return share / (2 - share) * threshold
+
+
+@dataclass(frozen=True)
+class SelfAdaptive:
+    """FreeMatch's thresholds (Wang et al., ICLR 2023), which follow a network's confidence. A site may keep them."""
+
+    confidence: float  # tau_t, eq. 5: moving mean of the largest probability
+    shares: Tensor  # p_t, eq. 6: moving mean of each class's probability
+
+    @classmethod
+    def start(cls, num_classes: int) -> "SelfAdaptive":
+        """Return the first ones: 1/C everywhere."""
+        return cls(1 / num_classes, torch.full((num_classes,), 1 / num_classes))
+
+    def after(self, p: Tensor, decay: float = 0.999) -> "SelfAdaptive":
+        """Return them after more predictions, eq. 5 and 6. `decay` is the paper's lambda."""
+        confidence = decay * self.confidence + (1 - decay) * float(p.max(1).values.mean())
+        return SelfAdaptive(confidence, decay * self.shares.to(p.device) + (1 - decay) * p.mean(0))
+
+    @property
+    def thresholds(self) -> Tensor:
+        """The threshold of each class, eq. 7: lower for classes that are predicted less."""
+        return self.shares / self.shares.max() * self.confidence
 
 
 def select(p: Tensor, thresholds: Tensor, tail: Tensor | None = None) -> tuple[Tensor, Tensor]:

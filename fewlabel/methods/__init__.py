@@ -13,6 +13,8 @@ from fewlabel.methods.fedmatch import FedMatch
 from fewlabel.methods.fedmatch_iclr import FedMatchICLR
 from fewlabel.methods.isofed import IsoFed
 from fewlabel.methods.rscfed import RSCFed
+from fewlabel.methods.sage import SAGE
+from fewlabel.methods.semifl import SemiFL
 
 PLAIN_LABELS: dict[str, Any] = {"adaptive": False, "tail": False, "residual": False}
 
@@ -65,6 +67,8 @@ METHODS: dict[str, Any] = {
         patience=20,
         local=replace(FedMatchICLR().local, batch_size=100),
     ),
+    "semifl": SemiFL(),
+    "sage": SAGE(),
     # Baselines of the papers.
     **{
         f"{sharing}-{loss}": FedAvg(local=FedMatch().local, unlabeled=loss, **settings)

@@ -61,6 +61,11 @@ CASES = {
     "fedmatch": ["method=fedmatch", "labels.at=every-client", "labels.per_class=4"],
     "fedmatch-server": ["method=fedmatch", "labels.at=server", "labels.per_class=4"],
     "stream": ["method=fedmatch", "labels.at=server", "labels.per_class=4", "stream.steps=2", "stream.rounds=1"],
+    "held-out": ["method=tests.keeper:Keeper", "labels.clients=2", "labels.held_out=0.3", "labels.noise=0.2"],
+    "held-out-server": [
+        *("method=fedavg", "labels.at=every-client+server", "labels.per_class=8", "labels.held_out=0.3"),
+        *("stream.data=all", "stream.steps=2", "stream.rounds=1"),
+    ],
     "local": ["method=rscfed", "model.buffers=local"],
     "recomputed": ["method=fedavg", "model.buffers=recomputed", "labels.noise=0.2", "labels.validation=0.1"],
 }

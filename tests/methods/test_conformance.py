@@ -40,6 +40,8 @@ def experiment(method, setting: LabelPlace, buffers: str = "global") -> Experime
     """The small experiment of conformance, in which every part of our methods has something to do."""
     if hasattr(method, "warmup_epochs"):
         method = replace(method, warmup_epochs=2, threshold=0.0, skip=2)
+    elif hasattr(method, "threshold"):
+        method = replace(method, threshold=0.2)
     if hasattr(method, "helpers") or getattr(method, "unlabeled", "none") != "none":  # sure of much, rates that fall
         patience = 1 if getattr(method, "sharing", True) else None
         method = replace(method, confidence=0.2, patience=patience, local=replace(method.local, lr=0.03))
@@ -47,7 +49,8 @@ def experiment(method, setting: LabelPlace, buffers: str = "global") -> Experime
         method = replace(method, helpers_every=2)
     if hasattr(method, "uncertainty"):
         method = replace(method, uncertainty=3.0)
-    return conformance.small_experiment(method, setting, buffers)
+    whole = conformance.small_experiment(method, setting, buffers)
+    return replace(whole, labels=replace(whole.labels, held_out=0.25)) if isinstance(method, Keeper) else whole
 
 
 @pytest.fixture(scope="module")

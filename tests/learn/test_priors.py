@@ -1,0 +1,40 @@
+"""Shares of classes estimated by EM, worked out by hand."""
+
+import pytest
+import torch
+
+from fewlabel.learn.priors import adapted
+
+P = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.5, 0.5]])
+
+
+def test_saerens_em_a_step_weighs_predictions_by_the_shares_estimated_so_far():
+    q, prior = adapted(P, steps=1, smoothing=0.0)
+    assert prior.tolist() == pytest.approx([0.7, 0.3])
+    assert q[:, 0].tolist() == pytest.approx([28 / 31, 28 / 31, 0.7])  # 0.56 : 0.06 and 0.35 : 0.15
+    q, again = adapted(P, steps=2, smoothing=0.0)
+    mean = (28 / 31 + 28 / 31 + 0.7) / 3
+    assert again.tolist() == pytest.approx([mean, 1 - mean])
+    assert q[2].tolist() == pytest.approx([mean, 1 - mean])  # weighs p, not the predictions of the step before
+
+
+def test_smoothing_keeps_a_little_of_every_class():
+    q, prior = adapted(P, steps=1, smoothing=0.1)
+    assert prior.tolist() == pytest.approx([0.68, 0.32])
+    assert q[:, 0].tolist() == pytest.approx([17 / 19, 17 / 19, 0.68])
+    only = torch.tensor([[1.0, 0.0]] * 5)
+    assert adapted(only)[1].tolist() == pytest.approx([0.99, 0.01])
+
+
+def test_without_steps_or_images_nothing_is_known_of_the_classes():
+    assert torch.equal(adapted(P, steps=0)[0], P)
+    assert adapted(P, steps=0)[1].tolist() == [0.5, 0.5]
+    q, prior = adapted(P[:0])
+    assert (len(q), prior.tolist()) == (0, [0.5, 0.5])
+
+
+def test_em_finds_the_true_shares_of_predictions_that_are_right_for_equal_classes():
+    # Two kinds of image, x = a with p(a | class) = 0.9, 0.3 and x = b with 0.1, 0.7. For equal classes p(0 | a) = 3/4
+    # and p(0 | b) = 1/8. Of 1,000 images 80 % are of class 0: 780 are a, 220 are b.
+    p = torch.tensor([[3 / 4, 1 / 4]] * 780 + [[1 / 8, 7 / 8]] * 220, dtype=torch.float64)
+    assert adapted(p, steps=500, smoothing=0.0)[1].tolist() == pytest.approx([0.8, 0.2], abs=1e-6)
