@@ -115,15 +115,19 @@ SITES = Local(epochs=3, batch_size=32, lr=0.03, lr_unlabeled=0.02)
 
 
 def by_recipe(name: str) -> dict[str, Any]:
-    """Return what the recipe `fewlabel` changes in a method's settings: how sites train in a round.
+    """Return what the recipe `fewlabel` changes in a method's settings.
 
-    Sites train for three epochs on labels, and for one on unlabeled images.
+    In a round, sites train for three epochs on labels and for one on unlabeled images. In FedIRM, sites with labels get
+    half of the weight in the average, as in RSCFed; by their size, a single one would be outvoted.
     """
     method = METHODS[name]
-    local = SITES
-    if weight := getattr(method, "weight_labeled", 0):  # ten times the loss needs a tenth of the rate
-        local = replace(
-            local, lr=SITES.lr / weight, lr_unlabeled=None, weight_decay=0.0, clip=(SITES.clip or 0) * weight
-        )
-    warmup = {"warmup": 0} if name == "fed-selftraining" else {}  # the recipe has one
-    return {"local": plain(local), **({"epochs_unlabeled": 1} if hasattr(method, "epochs_unlabeled") else {}), **warmup}
+    found: dict[str, Any] = {"local": plain(SITES)}
+    if isinstance(method, FedMatch):  # its loss on labels is ten times larger
+        found["local"] |= {"lr": SITES.lr / 10, "lr_unlabeled": "none", "weight_decay": 0.0, "clip": 50.0}
+    if hasattr(method, "epochs_unlabeled"):
+        found["epochs_unlabeled"] = 1
+    if isinstance(method, FedIRM):
+        found["labeled_share"] = 0.5
+    if name == "fed-selftraining":
+        found["warmup"] = 0  # the recipe has one
+    return found
