@@ -212,8 +212,9 @@ def notes(found: Sequence[Forecast], able: Sequence[Forecast], workers: int | No
     longest = max(sum(runs.values()) / cores, *runs.values(), 0)
     if runs:
         yield (
-            f"About {span(longest)} in all with {cores} worker{'s' * (cores > 1)}, by a few training steps of each network "
-            "on this machine. Teachers, helpers and repeated predictions come on top, perhaps half as much again."
+            f"About {span(longest)} in all with {cores} worker{'s' * (cores > 1)}, by a few training steps of each "
+            "network on this machine. Teachers, helpers and repeated predictions come on top, perhaps half as much "
+            "again."
         )
     spreads = {value.std is not None for one in able for value in one.row.paper.values()}
     yield from ([SPREAD] if True in spreads else []) + ([NO_SPREAD] if False in spreads else [])

@@ -48,9 +48,12 @@ def test_every_table_and_figure_of_the_papers_is_there():
     assert set(tables.tables()) == {
         *(f"rscfed-table{n}" for n in range(1, 8)),
         "rscfed-fig2",
+        "rscfed-share",
         *(f"cbafed-table{n}" for n in range(1, 5)),
         *(f"cbafed-fig{n}" for n in (2, 3, 4)),
+        "cbafed-partial",
         "fedirm-table1",
+        "fedirm-fig2a",
         "fedirm-fig2b",
         "fedirm-fig2c",
         "fedmatch-table1",
@@ -117,6 +120,31 @@ def test_rows_with_a_methods_defaults_are_that_method():
         "fedmatch-table1/disjoint-fedmatch-sparse": "fedmatch-sparse",
     }.items():
         assert experiment(name).method == METHODS[method]
+
+
+def test_the_search_of_the_labeled_share_is_fed_consist_with_nothing_else_changed():
+    shares = [row.experiment() for row in select("rscfed-share")]
+    assert [e.method.labeled_share for e in shares] == [0.2, 0.3, 0.5, 0.7]
+    chosen = experiment("rscfed-table1/svhn-fed-consist")
+    assert shares[2] == chosen
+    assert {replace(e, method=chosen.method) == chosen for e in shares} == {True}
+
+
+def test_partial_labels_of_cbafed_are_rscfeds_tenth_for_methods_that_can_use_both_kinds_of_images():
+    rows = {row.name: row.experiment() for row in select("cbafed-partial")}
+    theirs = experiment("rscfed-table5/rscfed")
+    for name, e in rows.items():
+        assert (e.data, e.clients) == (theirs.data, theirs.clients), name
+        assert e.labels == (theirs.labels if name != "fedavg-upper" else replace(theirs.labels, fraction=1.0)), name
+    assert rows["cbafed"].method == experiment("cbafed-table1/svhn-cbafed").method
+    assert rows["rscfed"].method.labeled_share is rows["fed-consist"].method.labeled_share is None
+
+
+def test_fedirms_matrices_are_of_its_second_task_with_and_without_matching():
+    matched, consistency = (row.experiment() for row in select("fedirm-fig2a"))
+    assert matched == experiment("fedirm-table1/isic-fedirm")
+    assert consistency == experiment("fedirm-table1/isic-fed-consistency")
+    assert (matched.method.relation_weight, consistency.method.relation_weight) == (1.0, 0.0)
 
 
 def test_what_a_papers_rows_have_in_common():
