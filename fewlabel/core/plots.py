@@ -29,7 +29,10 @@ class PerClient(Plot):
 
 @dataclass(frozen=True)
 class ClassMatrix(Plot):
-    """Class matrices of the last round: `fed.log(KEY=...)` for labeled clients, `site.show(KEY=...)` for the others."""
+    """Class matrices of three rounds: `fed.log(KEY=...)` for labeled clients, `site.show(KEY=...)` for the others.
+
+    If those of labeled clients do not leave their sites, `site.show(labeled_KEY=...)` serves as well.
+    """
 
     key: str
 

@@ -93,6 +93,8 @@ class Worker:
         )
         if not job.score:
             site.scored = None  # no copy of a model that nobody looks at
+        if not job.evaluated:
+            site.shown = None
         experiment = self.world.experiment
         with schedule.during(schedule.factor(experiment.recipe.schedule, job.round, experiment.rounds)):
             payload = perform(self.method, task, site, message)
@@ -116,7 +118,7 @@ class Worker:
         for epoch, given in labels.items():
             index = (given >= 0).nonzero().flatten()
             outside.setdefault("audit", {})[str(epoch)] = self.audit(where, index, given[index]).to_json()
-        if job.evaluated and site.shown:
+        if site.shown:
             outside["shown"] = {name: value.tolist() for name, value in site.shown.items()}
         if job.score and site.scored:
             outside["local_accuracy"] = self.accuracy(site.scored[0])

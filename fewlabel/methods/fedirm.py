@@ -143,7 +143,7 @@ class FedIRM:
 
     def supervised(self, site: Site[Memory], labeled: Labeled, steps: Optimizer) -> Relation | None:
         """Train on labels. Return the relation (eq. 2, 3) of all images, or the mean over batches; None if unused."""
-        model, seen = site.model, []
+        model, seen = site.model, list[Tensor]()
 
         def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
             x, y = batch
@@ -154,11 +154,19 @@ class FedIRM:
 
         for _ in range(self.local.epochs):
             fit(model, steps, labeled.batches("weak", self.local.batch_size), loss, self.local.clip)
-        if not self.relation_weight:
+        if not self.relation_weight and site.shown is None:
             return None
+        found = self.relation_of(site, labeled, seen)
+        if self.relation_weight:
+            return found
+        site.show(labeled_relation=found.rows.where(found.known[:, None], torch.nan))  # for the report: nothing leaves
+        return None
+
+    def relation_of(self, site: Site[Memory], labeled: Labeled, seen: list[Tensor]) -> Relation:
+        """Return the relation of a trained model on all labeled images, or the mean of those of batches."""
         if self.per_batch:
             return Relation(torch.stack(seen).mean(0), torch.ones(site.num_classes, dtype=torch.bool))
-        model.eval()
+        model = site.model.eval()
         with torch.no_grad():
             images = labeled.batches("plain", self.local.batch_size, shuffle=False)
             parts = [class_sums(model(x), y, site.num_classes) for x, y in images]

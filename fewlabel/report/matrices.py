@@ -183,28 +183,33 @@ def per_client(row: Row, plot: PerClient) -> Iterator[Drawing]:
         yield Drawing(figure, caption, f"{caption}, by round; clients {sorted(labeled)} have labels")
 
 
-def matrix_line(run: Run, key: str) -> Line | None:
-    """Return the last line that has a matrix of labeled clients and one of unlabeled clients."""
-    found = [line for line in run.rounds if key in line and key in line.get("shown", {})]
-    return found[-1] if found else None
+def matrices_of(run: Run, key: str) -> dict[int, tuple[Any, Any]]:
+    """Return by round a matrix of labeled clients and one of unlabeled clients, where there are both."""
+    found = {}
+    for line in run.rounds:
+        shown = line.get("shown", {})
+        labeled = line.get(key, shown.get(f"labeled_{key}"))
+        if labeled is not None and key in shown:
+            found[line["round"]] = labeled, shown[key]
+    return found
 
 
 def class_matrix(row: Row, plot: ClassMatrix) -> Iterator[Drawing]:
-    """Draw a matrix of classes at labeled clients, at unlabeled clients, and the difference."""
+    """Draw a matrix of classes at labeled clients, at unlabeled clients, and the difference: at first, midway, last."""
     import numpy as np
 
-    lines = [line for run in row.results if (line := matrix_line(run, plot.key))]
-    if not lines:
-        return
-    first, second = mean([line[plot.key] for line in lines]), mean([line["shown"][plot.key] for line in lines])
-    for name, values in {
-        "at labeled clients": first,
-        "at unlabeled clients": second,
-        "absolute difference": np.abs(first - second),
-    }.items():
-        if not np.isfinite(values).any():  # no client was sure of any image
-            continue
-        scale = (0.0, float(np.nanmax([first, second])))
-        caption = f"{row.label}, round {lines[0]['round']}: {name}"
-        figure = matrix(values, row.classes, row.classes, "class", "predicted class", scale, digits=2)
-        yield Drawing(figure, caption, f"{plot.section}, {caption}")
+    each = [found for run in row.results if (found := matrices_of(run, plot.key))]
+    rounds = sorted(set.intersection(*map(set, each))) if each else []
+    for number in dict.fromkeys(rounds[i] for i in (0, len(rounds) // 2, -1) if rounds):
+        first, second = (mean([found[number][side] for found in each]) for side in (0, 1))
+        for name, values in {
+            "at labeled clients": first,
+            "at unlabeled clients": second,
+            "absolute difference": np.abs(first - second),
+        }.items():
+            if not np.isfinite(values).any():  # no client was sure of any image
+                continue
+            scale = (0.0, float(np.nanmax([first, second])))
+            caption = f"{row.label}, round {number}: {name}"
+            figure = matrix(values, row.classes, row.classes, "class", "predicted class", scale, digits=2)
+            yield Drawing(figure, caption, f"{plot.section}, {caption}")

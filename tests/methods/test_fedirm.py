@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fewlabel import networks
-from fewlabel.core import tree
+from fewlabel.core import tree, wire
 from fewlabel.core.errors import BadInput
+from fewlabel.engine.conformance import Recorder
 from fewlabel.engine.record import read_rounds
 from fewlabel.engine.run import execute
 from fewlabel.experiment import read
@@ -435,3 +436,17 @@ def test_relations_reach_the_lines_of_a_run(run_dir):
     shown = second["shown"]["relation"]
     assert [len(row) for row in shown] == [10] * 10
     assert any(row[0] is not None and sum(row) == pytest.approx(1.0, abs=1e-4) for row in shown)
+
+
+def test_without_matching_relations_are_shown_to_the_report_and_nothing_of_them_leaves(run_dir):
+    """Figure 2a draws both sides with and without L_IRM."""
+    directory = run_dir("method=fed-consistency", "method.uncertainty=3.0", "labels.clients=2", "rounds=2")
+    execute(directory, executor=(recorder := Recorder()))
+    last = read_rounds(directory)[-1]
+    assert "relation" not in last
+    labeled, unlabeled = (last["shown"][key] for key in ("labeled_relation", "relation"))
+    assert all(sum(row) == pytest.approx(1) for row in labeled if None not in row)
+    assert len(labeled) == len(unlabeled) == 10
+    uploads = [wire.unpack(State, upload) for _, _, upload in recorder.sent if upload]
+    assert uploads
+    assert all(upload.relation is None for upload in uploads)

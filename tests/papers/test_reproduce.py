@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from fewlabel.core.errors import BadInput
-from fewlabel.data import datasets
+from fewlabel.data import datasets, partition
 from fewlabel.data.published import files
 from fewlabel.engine.sweep import place
+from fewlabel.engine.world import dataset_of
 from fewlabel.experiment import Experiment, load
 from fewlabel.methods import METHODS
 from fewlabel.methods.fedavg import FedAvg
@@ -47,9 +48,12 @@ def test_every_table_and_figure_of_the_papers_is_there():
     assert set(tables.tables()) == {
         *(f"rscfed-table{n}" for n in range(1, 8)),
         "rscfed-fig2",
+        "rscfed-share",
         *(f"cbafed-table{n}" for n in range(1, 5)),
         *(f"cbafed-fig{n}" for n in (2, 3, 4)),
+        "cbafed-partial",
         "fedirm-table1",
+        "fedirm-fig2a",
         "fedirm-fig2b",
         "fedirm-fig2c",
         "fedmatch-table1",
@@ -116,6 +120,31 @@ def test_rows_with_a_methods_defaults_are_that_method():
         "fedmatch-table1/disjoint-fedmatch-sparse": "fedmatch-sparse",
     }.items():
         assert experiment(name).method == METHODS[method]
+
+
+def test_the_search_of_the_labeled_share_is_fed_consist_with_nothing_else_changed():
+    shares = [row.experiment() for row in select("rscfed-share")]
+    assert [e.method.labeled_share for e in shares] == [0.2, 0.3, 0.5, 0.7]
+    chosen = experiment("rscfed-table1/svhn-fed-consist")
+    assert shares[2] == chosen
+    assert {replace(e, method=chosen.method) == chosen for e in shares} == {True}
+
+
+def test_partial_labels_of_cbafed_are_rscfeds_tenth_for_methods_that_can_use_both_kinds_of_images():
+    rows = {row.name: row.experiment() for row in select("cbafed-partial")}
+    theirs = experiment("rscfed-table5/rscfed")
+    for name, e in rows.items():
+        assert (e.data, e.clients) == (theirs.data, theirs.clients), name
+        assert e.labels == (theirs.labels if name != "fedavg-upper" else replace(theirs.labels, fraction=1.0)), name
+    assert rows["cbafed"].method == experiment("cbafed-table1/svhn-cbafed").method
+    assert rows["rscfed"].method.labeled_share is rows["fed-consist"].method.labeled_share is None
+
+
+def test_fedirms_matrices_are_of_its_second_task_with_and_without_matching():
+    matched, consistency = (row.experiment() for row in select("fedirm-fig2a"))
+    assert matched == experiment("fedirm-table1/isic-fedirm")
+    assert consistency == experiment("fedirm-table1/isic-fed-consistency")
+    assert (matched.method.relation_weight, consistency.method.relation_weight) == (1.0, 0.0)
 
 
 def test_what_a_papers_rows_have_in_common():
@@ -363,6 +392,55 @@ def test_a_short_reproduction_from_end_to_end(fewlabel: Command, tmp_path: Path)
     mean = 100 * sum(run["last"]["test"]["accuracy"] for run in runs) / 2
     assert first["ours"]["accuracy"]["mean"] == pytest.approx(mean)
     assert second["ours"]["accuracy"]["std"] is not None
+
+
+def test_before_it_runs_a_person_reads_what_it_takes_and_what_counts(fewlabel: Command, tmp_path: Path):
+    words = ["fedirm-table1/ich-fed*", *DIGITS, "--rounds", "30", "--seeds", "0,1", "--out", "here"]
+    assert "Cannot run: ich-fedavg-upper" in (bad := fewlabel("reproduce", *words, "--dry-run").out)
+    assert "no pretrained weights" in " ".join(bad.split())
+    words += ["--set", "model.pretrained=false"]
+    found = fewlabel("reproduce", *words, "--dry-run")
+    assert (found.code, found.err) == (0, "")
+    text = " ".join(found.out.split())
+    assert "What will run of fedirm-table1" in text
+    assert "±" in text
+    assert "within two standard deviations" in text
+    assert "in all with 1 worker, by a few training steps" in text
+    assert "The data are on this machine: digits." in text
+    assert not (tmp_path / "here").exists()  # nothing was laid out
+
+
+def test_a_forecast_counts_the_images_that_a_run_trains_on(fewlabel: Command, tmp_path: Path):
+    words = ["rscfed-table1/svhn-fedavg-*", *DIGITS, "--rounds", "2", "--out", "here", "--format", "json"]
+    told = {row["row"]: row for row in json.loads(fewlabel("reproduce", *words, "--dry-run").out)["rows"]}
+    assert told["svhn-fedavg-upper"]["tolerance"]["accuracy"] is None  # the paper prints no spread
+    assert all((row["runs"], row["rounds"]) == (1, 2) and row["seconds"] > 0 for row in told.values())
+    found = fewlabel("reproduce", *words)
+    assert "What will run of rscfed-table1" in found.err
+    for row in json.loads(found.out)["rows"]:
+        lines = [json.loads(line) for line in (Path(row["directories"][0]) / "rounds.jsonl").read_text().splitlines()]
+        trained = sum(line["images_labeled"] + line["images_unlabeled"] for line in lines)
+        assert told[row["row"]]["images"] == trained  # one epoch a round, so this is exact
+    again = fewlabel("reproduce", *words)
+    assert "What will run" not in again.err  # nothing will
+
+
+def test_an_image_without_a_label_counts_where_its_client_is_asked(fewlabel: Command):
+    words = [*DIGITS, "--rounds", "3", "--set", "method.warmup_epochs=2", "--dry-run", "--format", "json"]
+    [row] = json.loads(fewlabel("reproduce", "cbafed-table1/svhn-cbafed", *words).out)["rows"]
+    e = select("cbafed-table1/svhn-cbafed")[0].experiment([word for word in words if "=" in word])
+    dealt = partition.of(dataset_of(e), e)
+    labeled = sum(len(share.labeled) for share in dealt.shares)
+    unlabeled = sum(len(share.unlabeled) for share in dealt.shares)
+    # One round of warm-up with two epochs; then two rounds with 11 epochs on labels and at most one on the others.
+    assert row["images"] == 2 * labeled + 2 * (11 * labeled + unlabeled)
+
+
+def test_a_dry_run_names_rows_whose_data_are_missing(fewlabel: Command):
+    found = fewlabel("reproduce", "rscfed-table7", "--dry-run")
+    assert found.code == 0
+    assert "Cannot run: rscfed-3x5" in " ".join(found.out.split())
+    assert "fewlabel data get svhn" in " ".join(found.out.split())
 
 
 def test_what_clients_sent_and_their_own_accuracy_stand_beside_fedmatchs(fewlabel: Command):

@@ -410,3 +410,16 @@ def test_a_matrix_that_a_method_logs_is_drawn_where_there_is_one(real: list[Resu
     shown = [drawing.figure.axes[0].images[0].get_array() for drawing in class_matrix(Row("a", (run,)), plot)]
     assert shown[2][0].tolist() == pytest.approx([0.3, 0.3])
     assert shown[2].mask[1].all() or np.isnan(shown[2][1]).all()
+
+
+def test_class_matrices_are_drawn_for_the_first_a_middle_and_the_last_round(real: list[Result]) -> None:
+    def line(number: int, sure: float) -> dict[str, object]:
+        labeled, unlabeled = [[sure, 1 - sure], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]
+        return {"round": number, "shown": {"relation": unlabeled, "labeled_relation": labeled}}  # nothing is logged
+
+    run = Result(real[0].directory)
+    run.rounds = [line(number, 0.5 + number / 20) for number in range(1, 6)]
+    drawings = list(class_matrix(Row("a", (run,)), ClassMatrix("Relations", "why", "relation")))
+    assert [drawing.caption for drawing in drawings[2::3]] == [f"a, round {n}: absolute difference" for n in (1, 3, 5)]
+    differences = [drawing.figure.axes[0].images[0].get_array()[0][0] for drawing in drawings[2::3]]
+    assert differences == pytest.approx([0.05, 0.15, 0.25])
