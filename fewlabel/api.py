@@ -31,6 +31,7 @@ def run(
     Ray and perhaps a cluster, with the same results.
     """
     from fewlabel.engine.run import execute, laid_out
+    from fewlabel.report.terminal import tell_notes
 
     backends.check(backend)
     if resume and out is None:
@@ -38,6 +39,7 @@ def run(
     directory = fresh_directory(experiment) if out is None else Path(out)
     if not (resume and record.is_run(directory)):
         with laid_out(experiment, directory):
+            tell_notes([Result(directory)])
             execute(directory, workers=workers, backend=backend)
     elif load(directory / record.EXPERIMENT) == experiment:
         execute(directory, workers=workers, backend=backend)
@@ -60,14 +62,18 @@ def compare(
     `methods` are names or objects, and take all other settings from `base`. `seeds` replace those of the experiments.
     Runs below `out` that are finished are not run again.
     """
-    from fewlabel.engine.sweep import sweep
+    from fewlabel.engine.sweep import lay_out, run_all
+    from fewlabel.report.terminal import tell_notes
 
     base = base or Experiment()
     wanted = [*experiments, *(replace(base, method=method, name="") for method in methods)] or [base]
     wanted = [*wanted, *bounds(wanted)]
     if seeds is not None:
         wanted = [replace(experiment, seed=seed) for experiment in wanted for seed in seeds]
-    return Comparison([Result(directory) for directory in sweep(wanted, Path(out), workers=workers)])
+    directories = lay_out(wanted, Path(out))
+    tell_notes([Result(directory) for directory in directories])
+    run_all(directories, workers=workers)
+    return Comparison([Result(directory) for directory in directories])
 
 
 def predict(
