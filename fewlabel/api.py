@@ -33,6 +33,7 @@ def run(
     Ray and perhaps a cluster, with the same results.
     """
     from fewlabel.engine.run import execute, laid_out
+    from fewlabel.report.terminal import tell_notes
 
     backends.check(backend)
     if resume and out is None:
@@ -40,6 +41,7 @@ def run(
     directory = fresh_directory(experiment) if out is None else Path(out)
     if not (resume and record.is_run(directory)):
         with laid_out(trained(experiment), directory):
+            tell_notes([Result(directory)])
             execute(directory, workers=workers, backend=backend)
     else:
         check_same(load(directory / record.EXPERIMENT), experiment, directory)
@@ -62,7 +64,8 @@ def compare(
     recipe "fewlabel". `seeds` replace those of the experiments.
     Runs below `out` that are finished are not run again.
     """
-    from fewlabel.engine.sweep import sweep
+    from fewlabel.engine.sweep import lay_out, run_all
+    from fewlabel.report.terminal import tell_notes
 
     base = base or Experiment()
     wanted = [*experiments, *(replace(base, method=method, name="") for method in methods)] or [base]
@@ -70,7 +73,10 @@ def compare(
     wanted = [*wanted, *bounds(wanted)]
     if seeds is not None:
         wanted = [replace(experiment, seed=seed) for experiment in wanted for seed in seeds]
-    return Comparison([Result(directory) for directory in sweep(wanted, Path(out), workers=workers)])
+    directories = lay_out(wanted, Path(out))
+    tell_notes([Result(directory) for directory in directories])
+    run_all(directories, workers=workers)
+    return Comparison([Result(directory) for directory in directories])
 
 
 def predict(

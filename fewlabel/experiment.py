@@ -123,6 +123,24 @@ def method_by_recipe(method: Any, recipe: str) -> Any:
     return method if name is None else method_named(name, sites_by_recipe(recipe, name))
 
 
+UNSAID = Labels()  # the very object that an experiment has if nobody said anything about labels
+
+
+def is_own(name: str) -> bool:
+    """Return True if the data set of this name is the user's own: images at data.path, or a function."""
+    from fewlabel.data.own.listing import KINDS
+
+    return name in KINDS or ":" in name
+
+
+def labels_of_own_data(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of labels for a user's own data: every label counts, unless what is given says otherwise."""
+    some = given.keys() & {"clients", "which", "ids", "unlabeled_clients"}
+    at = given.get("at", "some-clients" if some else "every-client")
+    whole = "every-client" in str(at) and not given.keys() & {"fraction", "per_class"}
+    return {**given, "at": at} | ({"fraction": 1.0} if whole else {})
+
+
 def read_method(table: Any, where: str = "method") -> Any:
     """Read a method from its table: a name, and the settings that differ from the defaults of that name."""
     from fewlabel.core.tasks import check_method
@@ -227,7 +245,7 @@ class Experiment:
     data: Data = Data()
     model: Net = Net()
     clients: Clients = Clients()
-    labels: Labels = Labels()
+    labels: Labels = UNSAID
     stream: Stream | None = None  # by default all images are there from the beginning
     train: Train | None = None  # the recipe; where none is given, as printed in the papers
     views: Views = Views()
@@ -239,6 +257,9 @@ class Experiment:
         from fewlabel.data.partition import PARTITIONS
         from fewlabel.data.views import VIEWS
 
+        data = self.data if isinstance(self.data, str) else getattr(self.data, "name", "")
+        if self.labels is UNSAID and isinstance(data, str) and is_own(data):
+            object.__setattr__(self, "labels", Labels(**labels_of_own_data({})))
         if isinstance(self.method, str):
             row = ROWS.get(self.method)
             object.__setattr__(self, "name", self.name or self.method)
@@ -274,7 +295,11 @@ class Experiment:
         self._refuse_unused()
         if not set(self.labels.at.split("+")) <= self.method.label_places:
             places = ", ".join(sorted(self.method.label_places))
-            raise BadInput(f"{self.name} cannot use labels.at = '{self.labels.at}'; it is made for {places}")
+            usual = ", the default for your own data" if self.labels.at == "every-client" and is_own(data) else ""
+            mend = ": set labels.clients, the number of clients that keep their labels" if usual else ""
+            raise BadInput(
+                f"{self.name} cannot use labels.at = '{self.labels.at}'{usual}; it is made for {places}{mend}"
+            )
         full = self.labels.full if "some-clients" in self.labels.at else 0
         more, count = self.labels.unlabeled_clients, self.clients.count
         if full > count:
@@ -372,6 +397,9 @@ def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
         data["train"] = overlay(schema.plain(recipe_named(str(recipe))), given) if isinstance(given, Mapping) else given
         if isinstance(method, dict):
             data["method"] = overlay(sites_by_recipe(str(recipe), name), data.get("method", {}))
+    source, labels = data.get("data"), data.get("labels", {})
+    if isinstance(source, dict) and is_own(str(source.get("name"))) and isinstance(labels, Mapping):
+        data["labels"] = labels_of_own_data(labels)
     if row := ROWS.get(name):
         labels = given if isinstance(given := data.get("labels"), Mapping) else {}
         more = with_every_label(labels, isinstance(data.get("stream"), Mapping)) if row[1] else {}

@@ -24,6 +24,11 @@ def own_warmup(method: Any) -> int:
     return int(getattr(method, "warmup", 0) or 0)
 
 
+def needs_unlabeled(method: Any) -> bool:
+    """Return True if a method is made to learn from unlabeled images: unless its setting `unlabeled` is "none"."""
+    return bool(getattr(method, "unlabeled", "") != "none")
+
+
 def all_warmup(method: Any, experiment: Any) -> Iterator[str]:
     """Warn if all rounds of an experiment are warm-up. A method with a `warmup` uses this as its `cautions`."""
     if method.warmup >= experiment.rounds:

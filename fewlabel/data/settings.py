@@ -51,7 +51,8 @@ LabelsAt = Literal[
 
 @dataclass(frozen=True)
 class Labels:
-    at: LabelsAt = "some-clients"  # who has labels: some clients have all, every client has some, or the server
+    at: LabelsAt = "some-clients"  # who has labels: some clients have all, every client has some, or the server;
+    #   with your own data, by default every client has all
     clients: Count = 1  # some-clients: number of fully labeled clients
     fraction: Annotated[float, Range(0, 1, open_low=True)] = 0.1  # every-client: share of each client's images
     per_class: Count | None = None  # every-client and server: labeled images of each class, instead of a fraction

@@ -85,20 +85,6 @@ def own_code(experiment: Experiment) -> bytes:
     return b"".join(Path(file).read_bytes() for file in files if file)
 
 
-def sweep(
-    experiments: Iterable[Experiment],
-    root: Path,
-    *,
-    workers: int | None = None,
-    watch: Watch = lambda directory, line: None,
-    stop: Callable[[], bool] = lambda: False,
-) -> list[Path]:
-    """Run all experiments, and return their directories. A failure of one does not stop the others."""
-    directories = lay_out(experiments, root)
-    run_all(directories, workers=workers, watch=watch, stop=stop)
-    return directories
-
-
 def run_all(
     directories: Sequence[Path],
     *,

@@ -8,6 +8,7 @@ import ast
 import json
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
@@ -19,11 +20,14 @@ from rich.table import Column, Table
 
 from fewlabel.core.described import leaves
 from fewlabel.core.schema import settings
-from fewlabel.engine.record import Line, read_rounds
+from fewlabel.engine.record import NOTES, Line, read_rounds
 from fewlabel.experiment import RECIPES, ROWS, USUAL, Experiment, Stream, method_named
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.findings import Finding, in_last_round
 from fewlabel.report.results import Result
+from fewlabel.report.runs import CEILING
+
+MOST_NOTES = 8  # sentences about the data of many runs
 
 
 def tell(sentence: str) -> None:
@@ -33,11 +37,20 @@ def tell(sentence: str) -> None:
 
 
 def tell_notes(runs: Sequence[Result]) -> None:
-    """Tell, once each, what may not be meant though it runs, and what to know about the data of runs."""
+    """Tell, once each, what may not be meant though it runs, and what to know about the data. Skip finished runs."""
+    runs = [run for run in runs if not run.finished]
     for sentence in dict.fromkeys(sentence for run in runs for sentence in run.experiment.cautions):
         tell(sentence)
-    for sentence in dict.fromkeys(sentence for run in runs for sentence in run.notes.get("sentences", [])):
-        tell(sentence)
+    shown = [run for run in runs if run.name != CEILING] or runs  # the ceiling has every label, as its name says
+    told = defaultdict[str, set[int]](set)
+    for run in shown:
+        for sentence in run.notes.get("sentences", []):
+            told[sentence].add(run.seed)
+    seeds = {run.seed for run in shown}
+    for sentence, of in list(told.items())[:MOST_NOTES]:
+        tell(sentence if of == seeds else f"seed {', '.join(map(str, sorted(of)))}: {sentence}")
+    if len(told) > MOST_NOTES:
+        tell(f"{len(told) - MOST_NOTES} more such sentences are in the {NOTES} of the runs")
 
 
 class Screen:

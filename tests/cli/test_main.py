@@ -207,7 +207,8 @@ def test_a_sweep_runs_the_grid_of_file_and_options_and_resumes(fewlabel: Command
     first.unlink()  # as if it had been killed before its end
     again = fewlabel(*argv, "--workers", "2", "--format", "json")
     assert again.err.splitlines()[0] == "3 of 4 runs are done already"
-    assert len(again.err.splitlines()) == 2
+    assert again.err.splitlines()[1].startswith("fewlabel: Labels: 1 of 5 clients")
+    assert len(again.err.splitlines()) == 3
     assert first.exists()
 
 
@@ -260,6 +261,7 @@ def test_a_run_stopped_by_ctrl_c_ends_its_round_and_resumes_to_the_same_bytes(
     settings = [*QUICK, "--set", "rounds=60"]
     running = process("run", *settings, "--workers", "2", "--out", "stopped")
     assert running.stderr is not None
+    assert running.stderr.readline().startswith("fewlabel: Labels: 1 of 5 clients")
     assert running.stderr.readline().startswith("round 1/60")
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)
@@ -288,6 +290,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
     wait_for((tmp_path / "slow" / "rounds.jsonl").exists)
     running.send_signal(signal.SIGINT)
     assert running.stderr is not None
+    assert running.stderr.readline().startswith("fewlabel: Labels: ")
     assert "once more to leave at once" in running.stderr.readline()
     time.sleep(0.3)  # nobody is faster, and Python may take two signals within a moment for one
     running.send_signal(signal.SIGINT)

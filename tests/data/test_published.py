@@ -66,7 +66,11 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[Path]]:
         source = catalogue.PUBLISHED[name]
         edition, paths = files.find(name, source)
         sums = [
-            replace(file, md5=(files.md5_of(path),)) if file.md5 else file
+            replace(file, members=tuple((name, files.md5_of(path / name)) for name, _ in file.members))
+            if path.is_dir() and file.members
+            else replace(file, md5=(files.md5_of(path),))
+            if file.md5
+            else file
             for file, path in zip(edition.files, paths, strict=True)
         ]
         editions = tuple(replace(edition, files=tuple(sums)) if one is edition else one for one in source.editions)
@@ -336,6 +340,98 @@ def test_arrays_are_read_as_published(data, publish, which):
             name, NAMES[:2]
         )
         assert len(found.classes) == (100 if name == "cifar100" else 10)
+
+
+# As torchvision leaves them: unpacked
+
+
+def leave_cifar(folder: Path, name: str) -> dict[str, Split]:
+    """The unpacked archive, without the archive itself."""
+    splits = (make_cifar10 if name == "cifar10" else make_cifar100)(folder, python=True)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    archive.unlink()
+    return splits
+
+
+def leave_fashion(folder: Path, packed: bool = False) -> dict[str, Split]:
+    raw = folder / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    splits = make_fashion(raw)
+    for file in list(raw.glob("*.gz")):
+        file.with_suffix("").write_bytes(gzip.decompress(file.read_bytes()))
+        if not packed:
+            file.unlink()
+    return splits
+
+
+def leave_svhn(folder: Path) -> dict[str, Split]:
+    (folder / "SVHN").mkdir()
+    return make_svhn(folder / "SVHN")
+
+
+LEFT: dict[str, tuple[str, Callable[[Path], dict[str, Split]]]] = {
+    "cifar10": ("cifar10", partial(leave_cifar, name="cifar10")),
+    "cifar100": ("cifar100", partial(leave_cifar, name="cifar100")),
+    "fashion-mnist": ("fashion-mnist", leave_fashion),
+    "fashion-mnist, packed, too": ("fashion-mnist", partial(leave_fashion, packed=True)),
+    "svhn": ("svhn", leave_svhn),
+}
+
+
+@pytest.mark.parametrize("which", LEFT)
+def test_folders_that_torchvision_leaves_are_read_and_stay(data, publish, monkeypatch, which):
+    name, leave = LEFT[which]
+    splits = leave(data)
+    left = sorted(data.rglob("*"))
+    publish(name)
+    found = datasets.load(name, len(splits["train"][0][0, 0]))
+    for split, expected in splits.items():
+        same(found.splits[split], *expected)
+    assert sorted(data.rglob("*")) == left
+    monkeypatch.setattr(files, "md5_of", lambda path: pytest.fail("nothing was touched"))
+    assert datasets.load(name, len(splits["train"][0][0, 0])).digest == found.digest
+
+
+@pytest.mark.parametrize("below", ["", "cifar10", "cifar-10-batches-py"])
+def test_such_a_folder_may_be_in_a_folder_of_the_set_or_be_named_itself(data, publish, monkeypatch, below):
+    leave_cifar(data, "cifar10")
+    if below == "cifar10":
+        (data / "cifar10").mkdir()
+        shutil.move(data / "cifar-10-batches-py", data / "cifar10")
+    elif below:
+        monkeypatch.setenv("FEWLABEL_DATA", str(data / below))
+    publish("cifar10")
+    assert len(datasets.load("cifar10", 8).splits["train"]) == 400
+
+
+def test_a_file_in_such_a_folder_that_is_damaged_or_missing_is_named(data, publish):
+    leave_cifar(data, "cifar10")
+    with pytest.raises(BadInput, match=r"batches.meta is damaged .* published is 5ff9c542aee3614f3951f8cda6e48888"):
+        datasets.load("cifar10", 8)
+    publish("cifar10")
+    datasets.load("cifar10", 8)
+    third = data / "cifar-10-batches-py" / "data_batch_3"
+    third.write_bytes(third.read_bytes()[:-1] + b"!")
+    with pytest.raises(BadInput, match=r"data_batch_3 is damaged or another file: its md5 is"):
+        datasets.load("cifar10", 8)
+    third.unlink()
+    with pytest.raises(BadInput, match=r"cifar-10-batches-py has no data_batch_3; unpack cifar-10-python.tar.gz again"):
+        datasets.load("cifar10", 8)
+
+
+def test_the_checksums_of_unpacked_files_are_torchvisions():
+    torchvision = pytest.importorskip("torchvision").datasets
+    for name, published in (("cifar10", torchvision.CIFAR10), ("cifar100", torchvision.CIFAR100)):
+        (file,) = catalogue.CIFAR[name][1].files
+        theirs = dict(published.train_list + published.test_list)
+        assert dict(file.members) == theirs | {published.meta["filename"]: published.meta["md5"]}
+        assert file.instead == (published.base_folder,)
+    fashion = catalogue.PUBLISHED["fashion-mnist"].editions[0].files
+    assert [(file.name, file.md5[0]) for file in fashion] == torchvision.FashionMNIST.resources
+    svhn = [(file.name, *file.md5) for file in catalogue.PUBLISHED["svhn"].editions[0].files]
+    assert svhn == [tuple(torchvision.SVHN.split_list[split][1:]) for split in ("train", "test")]
 
 
 @pytest.mark.parametrize("form", ["isic-zip", "isic-folder", "ham-zip", "ham-folder", "ham-parts"])
@@ -928,6 +1024,16 @@ def real(monkeypatch: pytest.MonkeyPatch) -> Callable[..., datasets.Dataset]:
 
 def histogram(split: datasets.Split) -> list[int]:
     return split.labels.bincount().tolist()
+
+
+def test_the_real_fashion_mnist_unpacked_is_the_same(real, tmp_path, monkeypatch):
+    packed = real("fashion-mnist", 8)
+    raw = tmp_path / "unpacked" / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for file in (REAL / "fashion-mnist").glob("*.gz"):
+        (raw / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
+    monkeypatch.setenv("FEWLABEL_DATA", str(tmp_path / "unpacked"))
+    assert datasets.load("fashion-mnist", 8).digest == packed.digest
 
 
 def test_the_real_fashion_mnist(real):

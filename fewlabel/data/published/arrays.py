@@ -36,16 +36,21 @@ def fashion_mnist(*paths: Path) -> Raw:
 
 
 def idx(images: Path, labels: Path) -> Part:
-    with reading(labels), gzip.open(labels) as file:
+    with reading(labels), opened(labels) as file:
         (count,) = idx_shape(file, 1)
         label = np.frombuffer(file.read(), np.uint8).reshape(count)
 
     def read(_: int) -> Iterator[np.ndarray]:
-        with reading(images), gzip.open(images) as file:
+        with reading(images), opened(images) as file:
             _, height, width = idx_shape(file, 3)
             yield from (rows.reshape(-1, 1, height, width) for rows in records(file, height * width))
 
     return Part(label, read)
+
+
+def opened(path: Path) -> IO[bytes] | gzip.GzipFile:
+    """Open a file that is packed, or was unpacked as torchvision does it."""
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def idx_shape(file: IO[bytes] | gzip.GzipFile, dimensions: int) -> tuple[int, ...]:
@@ -100,9 +105,15 @@ def cifar_python(path: Path, *, folder: str, train: Sequence[str], test: str, me
 
 
 class Unpacked:
-    """Some members of an archive, unpacked into files because they come in no order. Deleted when no longer used."""
+    """Some members of an archive, unpacked into files because they come in no order. Deleted when no longer used.
+
+    A folder is an archive that somebody has unpacked already. It is left as it is.
+    """
 
     def __init__(self, path: Path, folder: str, members: Sequence[str]) -> None:
+        if path.is_dir():
+            self._folder = path
+            return
         with reading(path):
             cache().mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(dir=cache(), prefix=".unpacked-"))

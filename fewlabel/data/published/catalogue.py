@@ -12,12 +12,16 @@ TASK3 = "ISIC2018_Task3_Training"
 METADATA = PublishedFile("HAM10000_metadata.csv", instead=("HAM10000_metadata",))
 
 
-def fashion_file(name: str, md5: str) -> PublishedFile:
-    return PublishedFile(name, f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}", (md5,))
+def fashion_file(name: str, md5: str, unpacked: str) -> PublishedFile:
+    """Describe a file by its md5, and by the md5 of what is packed in it."""
+    url = f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}"
+    return PublishedFile(name, url, (md5, unpacked), instead=(name.removesuffix(".gz"),))
 
 
-def cifar_file(name: str, md5: str) -> PublishedFile:
-    return PublishedFile(name, f"https://www.cs.toronto.edu/~kriz/{name}", (md5,))
+def cifar_file(name: str, md5: str, folder: str = "", **members: str) -> PublishedFile:
+    """Describe an archive, and the folder that it unpacks to if torchvision leaves one, with the md5 of its members."""
+    url, instead = f"https://www.cs.toronto.edu/~kriz/{name}", (folder,) if folder else ()
+    return PublishedFile(name, url, (md5,), instead, tuple(members.items()))
 
 
 def svhn_file(name: str, md5: str) -> PublishedFile:
@@ -47,7 +51,20 @@ CIFAR = {
             ),
         ),
         Edition(
-            (cifar_file("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),),
+            (
+                cifar_file(
+                    "cifar-10-python.tar.gz",
+                    "c58f30108f718f92721af3b95e74349a",
+                    "cifar-10-batches-py",
+                    data_batch_1="c99cafc152244af753f735de768cd75f",
+                    data_batch_2="d4bba439e000b95fd0a9bffe97cbabec",
+                    data_batch_3="54ebc095f3ab1f0389bbae665268c751",
+                    data_batch_4="634d18415352ddfa80567beed471001a",
+                    data_batch_5="482c414d41f54cd18b22e5b47cb7c3cb",
+                    test_batch="40351d587109b95175f43aff81a1287e",
+                    **{"batches.meta": "5ff9c542aee3614f3951f8cda6e48888"},
+                ),
+            ),
             partial(
                 cifar_python,
                 folder="cifar-10-batches-py",
@@ -71,7 +88,16 @@ CIFAR = {
             ),
         ),
         Edition(
-            (cifar_file("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),),
+            (
+                cifar_file(
+                    "cifar-100-python.tar.gz",
+                    "eb9058c3a382ffc7106e4002c42a8d85",
+                    "cifar-100-python",
+                    train="16019d7e3df5f24257cddd939b257f8d",
+                    test="f0ef6b0ae62326f3e7ffdfab6717acfc",
+                    meta="7973b15100ade9c7d40fb424638fde48",
+                ),
+            ),
             partial(cifar_python, folder="cifar-100-python", train=["train"], test="test", meta="meta", fine="fine_"),
         ),
     ),
@@ -82,15 +108,32 @@ PUBLISHED: dict[str, DatasetSource] = {
         (
             Edition(
                 (
-                    fashion_file("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-                    fashion_file("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
-                    fashion_file("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
-                    fashion_file("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+                    fashion_file(
+                        "train-images-idx3-ubyte.gz",
+                        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                        "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+                    ),
+                    fashion_file(
+                        "train-labels-idx1-ubyte.gz",
+                        "25c81989df183df01b3e8a0aad5dffbe",
+                        "9018921c3c673c538a1fc5bad174d6f9",
+                    ),
+                    fashion_file(
+                        "t10k-images-idx3-ubyte.gz",
+                        "bef4ecab320f06d8554ea6380940ec79",
+                        "8181f5470baa50b63fa0f6fddb340f0a",
+                    ),
+                    fashion_file(
+                        "t10k-labels-idx1-ubyte.gz",
+                        "bb300cfdad3c16e7a12a480ee83cd310",
+                        "15d484375f8d13e6eb1aabb0c3f46965",
+                    ),
                 ),
                 fashion_mnist,
             ),
         ),
         "clothes, 60,000 + 10,000 grey 28x28, 10 classes",
+        ("FashionMNIST/raw",),  # where torchvision leaves it
     ),
     "cifar10": DatasetSource(CIFAR["cifar10"], "photographs, 50,000 + 10,000 colour 32x32, 10 classes"),
     "cifar100": DatasetSource(CIFAR["cifar100"], "photographs, 50,000 + 10,000 colour 32x32, 100 classes"),
@@ -105,6 +148,7 @@ PUBLISHED: dict[str, DatasetSource] = {
             ),
         ),
         "house numbers, 73,257 + 26,032 colour 32x32, 10 classes",
+        ("SVHN",),
     ),
     "isic2018": DatasetSource(
         (

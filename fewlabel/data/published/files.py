@@ -21,6 +21,7 @@ class PublishedFile:
     url: str = ""
     md5: tuple[str, ...] = ()  # one for each release; without any, later readings are compared with the first
     instead: tuple[str, ...] = ()  # other names that will do, such as the folder that the archive unpacks to
+    members: tuple[tuple[str, str], ...] = ()  # of such a folder: the files that are read, each with its md5
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ def find(name: str, source: DatasetSource) -> tuple[Edition, list[Path]]:
 
 
 def find_in(folder: Path, file: PublishedFile) -> Path | None:
+    if file.members and folder.name in file.instead and folder.is_dir():  # it was named itself
+        return folder
     return next((folder / name for name in (file.name, *file.instead) if (folder / name).exists()), None)
 
 
@@ -109,28 +112,32 @@ def known(name: str, edition: Edition, paths: Sequence[Path]) -> Checksums | Non
     before, sums = remembered(name), Checksums()
     # The files that were kept of a folder are those in the record.
     inside = tuple(f"{path.absolute()}{os.sep}" for path in paths)
-    kept = [Path(path) for path in before if path.startswith(inside)] if edition.kept else None
+    some = edition.kept or any(file.members for file in edition.files)
+    kept = [Path(path) for path in before if path.startswith(inside)] if some else None
     for path, stat in files_in(sorted(paths, key=Path.is_dir), kept):
         sums[str(path.absolute())] = entry = before.get(str(path.absolute()), (0, 0, ""))
         if entry[:2] != (stat.st_size, stat.st_mtime_ns):
             return None
-    return sums
+    return sums if sums or not paths else None
 
 
 def verify(name: str, edition: Edition, paths: Sequence[Path]) -> Checksums:
     """Read every byte and compare with the published checksums, or without any, with those of the first reading."""
     earlier, sums = remembered(name), Checksums()
     for file, whole in sorted(zip(edition.files, paths, strict=True), key=lambda each: each[1].is_dir()):
+        members = dict(file.members) if whole.is_dir() else {}
+        if missing := [name for name in members if not (whole / name).is_file()]:
+            raise BadInput(f"{whole} has no {listed(missing)}; unpack {file.name} again, or delete the folder")
         kept = edition.kept(*paths) if edition.kept and whole.is_dir() else None  # by a table that was compared before
-        for path, stat in files_in([whole], kept):
-            found = md5_of(path)
+        for path, stat in files_in([whole], [whole / name for name in members] or kept):
+            found, published = md5_of(path), (members[path.name],) if members else file.md5
             _, _, first = earlier.get(str(path.absolute()), (0, 0, found))
-            if file.md5 and found not in file.md5:
+            if published and found not in published:
                 raise BadInput(
-                    f"{path} is damaged or another file: its md5 is {found}, published is {' or '.join(file.md5)}; "
+                    f"{path} is damaged or another file: its md5 is {found}, published is {' or '.join(published)}; "
                     "delete it and download it again"
                 )
-            if not file.md5 and found != first:
+            if not published and found != first:
                 raise BadInput(
                     f"{path} was changed: its md5 is {found}, when first read it was {first}; "
                     f"restore it, or delete {record(name)} if the change was meant"
