@@ -30,6 +30,7 @@ from experiments.render import COMPARED, DOCS, METRICS, TABLES, read_csv, render
 from fewlabel.cli.run import interruptible
 from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.core.storage import write
+from fewlabel.engine.record import chosen_on_validation
 from fewlabel.engine.run import Interrupted, prepare
 from fewlabel.engine.sweep import run_all
 from fewlabel.experiment import Experiment, dumps, load, overlay
@@ -219,7 +220,8 @@ def line_of(trial: Trial, result: Result) -> dict[str, Any]:
     line |= {"bytes_of_fedavg": round(spent["bytes_of_fedavg"], 4), "sent": rounded(metrics_of(result).get("sent"))}
     line |= {"seconds": round(spent["seconds"], 1)}
     apart = recall_of(result)
-    for when, found in (("last", result.last), ("chosen", result.chosen)):
+    chosen = chosen_on_validation(result.rounds, "accuracy")  # as PROTOCOL.md says
+    for when, found in (("last", result.last), ("chosen", chosen)):
         test = (found or {}).get("test", {})
         line[f"{when}_round"] = (found or {}).get("round")
         line |= {f"{when}_{key}": rounded(test.get(key)) for key in METRICS}

@@ -101,16 +101,16 @@ def last_measured(rounds: Sequence[Line]) -> Line | None:
     return lines[-1] if lines else None
 
 
-def validation_score(line: Line) -> float | None:
-    """Return the balanced accuracy on validation of a round, if it was measured."""
-    found: float | None = line.get("validation", {}).get("balanced_accuracy")
+def validation_score(line: Line, metric: str = "balanced_accuracy") -> float | None:
+    """Return the balanced accuracy on validation of a round, or another metric, if it was measured."""
+    found: float | None = line.get("validation", {}).get(metric)
     return found
 
 
-def chosen_on_validation(rounds: Sequence[Line]) -> Line | None:
-    """Return the line of the first round with the best balanced accuracy on validation."""
-    lines = [line for line in rounds if validation_score(line) is not None]
-    return max(lines, key=lambda line: validation_score(line) or 0.0, default=None)
+def chosen_on_validation(rounds: Sequence[Line], metric: str = "balanced_accuracy") -> Line | None:
+    """Return the line of the first round with the best balanced accuracy, or another metric, on validation."""
+    lines = [line for line in rounds if validation_score(line, metric) is not None]
+    return max(lines, key=lambda line: validation_score(line, metric) or 0.0, default=None)
 
 
 COSTS = ("bytes_up", "bytes_down", "model_bytes", "seconds", "seconds_train", "seconds_evaluate", "asked", "replies")
