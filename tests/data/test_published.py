@@ -650,6 +650,7 @@ def test_the_published_checksums_are_complete():
         ("t10k-images-idx3-ubyte.gz", idx_labels(20), "t10k-images-idx3-ubyte.gz cannot be read: .* 3 dimensions"),
         ("train-images-idx3-ubyte.gz", b"no archive", "train-images-idx3-ubyte.gz cannot be read: Not a gzipped"),
     ],
+    ids=["fewer labels", "more labels", "labels for images", "no archive"],
 )
 def test_what_is_inside_a_file_is_checked_too(data, publish, file, content, sentence):
     make_fashion(data)

@@ -16,6 +16,7 @@ from fewlabel.core.metrics import Audit
 from fewlabel.core.rng import Rng
 from fewlabel.data import datasets
 from fewlabel.data.partition import Partition
+from fewlabel.engine.conformance import Mortal, lines, weights
 from fewlabel.engine.executor import SERVER_ID, Job
 from fewlabel.engine.record import read_rounds, read_summary
 from fewlabel.engine.rounds import Server
@@ -26,7 +27,7 @@ from fewlabel.engine.world import World
 from fewlabel.experiment import Experiment, Stream
 from fewlabel.methods.fedavg import Message
 from tests.keeper import Keeper
-from tests.methods.test_conformance import Mortal, experiment, lines, weights
+from tests.methods.test_conformance import experiment
 
 STREAMS = [Stream(steps=3, rounds=1, mode="grow", data="all"), Stream(steps=2, rounds=2)]
 CASES = [

@@ -13,6 +13,7 @@ from fewlabel.core.federation import LabelPlace, Model
 from fewlabel.core.rng import Rng
 from fewlabel.data.views import VIEWS, make_views
 from fewlabel.engine import device
+from fewlabel.engine.conformance import lines, weights
 from fewlabel.engine.local import with_executor
 from fewlabel.engine.run import execute, prepare
 from fewlabel.engine.serial import Serial
@@ -21,7 +22,7 @@ from fewlabel.experiment import Experiment
 from fewlabel.learn import sparse
 from fewlabel.methods import METHODS
 from tests.fake_device import ELSEWHERE, Elsewhere, Far
-from tests.methods.test_conformance import cases, experiment, lines, weights
+from tests.methods.test_conformance import cases, experiment
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 

@@ -8,6 +8,7 @@ import torch
 
 from fewlabel.core import wire
 from fewlabel.core.federation import Model
+from fewlabel.engine.conformance import Recorder
 from fewlabel.engine.record import read_rounds
 from fewlabel.engine.run import execute
 from fewlabel.learn.optim import Local
@@ -16,7 +17,6 @@ from fewlabel.methods import METHODS
 from fewlabel.methods.fedmatch import Helper, Message, State
 from fewlabel.methods.fedmatch_iclr import FedMatchICLR, noise
 from tests.hand import STEP, site, values, weights
-from tests.methods.test_conformance import Recorder
 from tests.methods.test_fedmatch import (
     CONSISTENCY,
     HELPER,
