@@ -94,3 +94,5 @@ class Views:
 
     weak: str = field(default="shift", metadata={"read": read_view})  # the weak view: one of `fewlabel list views`
     strong: str = field(default="randaugment", metadata={"read": read_view})  # the strong view, likewise
+    test: str = field(default="none", metadata={"read": read_view})  # how images look that a model is measured on, in
+    #   simulations; FedMatch's paper has flip-shift

@@ -138,16 +138,17 @@ class Worker:
         test, right = self.world.whole("test", Rng("evaluate")), 0
         self.model.eval()
         with torch.inference_mode():
-            for x, y in test.batches("plain", EVALUATION_BATCH, shuffle=False):
+            for x, y in test.batches(self.world.view("test"), EVALUATION_BATCH, shuffle=False):
                 right += int((functional_call(self.model, weights, x).argmax(1) == y).sum())
         return right / len(test)
 
     def evaluate(self, job: Job, weights: Tree, rng: Rng) -> Outcome:
         """Measure a model. If its statistics stay at the clients, take those of the images that it is measured on."""
         images = self.world.whole(job.task, rng)
+        view = self.world.view(job.task) if job.client == SERVER_ID else "plain"
 
         def batches() -> Iterator[Tensor]:
-            return (x for x, _ in images.batches("plain", EVALUATION_BATCH, shuffle=False))
+            return (x for x, _ in images.batches(view, EVALUATION_BATCH, shuffle=False))
 
         self.model.load_state_dict(tree.untrained(self.model) | weights)
         if tree.statistics(tree.of(self.model)).keys() - weights.keys():

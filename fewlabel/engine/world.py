@@ -42,7 +42,10 @@ class World:
             raise StorageError(f"the data set '{dataset.name}' is not the one that {directory} began with; start anew")
         train = dataset.splits["train"]
         images = replace(train.images, weak=experiment.views.weak, strong=experiment.views.strong)
-        splits = dataset.splits | {"train": replace(train, images=images)}
+        splits = {
+            name: replace(split, images=replace(split.images, weak=experiment.views.test))
+            for name, split in dataset.splits.items()
+        } | {"train": replace(train, images=images)}
         return cls(experiment, replace(dataset, splits=splits), partition)
 
     def on(self, place: torch.device) -> "World":
@@ -132,6 +135,10 @@ class World:
             data = self.dataset.splits[split]
             return Labeled(data.images, torch.arange(len(data)), data.labels, rng.torch)
         return self.training(self.partition.validation, rng.torch)
+
+    def view(self, split: str) -> str:
+        """Return the view in which a model is measured on a split."""
+        return "weak" if self.experiment.views.test != "none" and split in self.dataset.splits else "plain"
 
     def site(self, client: int, round: int, rng: Rng, model: torch.nn.Module, **more: Any) -> Site[Any]:
         """Return a client's site, or the server's."""

@@ -130,6 +130,9 @@ class FedIRM:
         found, kept = None, Memory()
         if site.labeled:
             found = self.supervised(site, site.labeled, steps)
+            if found and not self.relation_weight:  # for the report alone
+                site.show(labeled_relation=found.rows.where(found.known[:, None], torch.nan))
+                found = None
         elif site.unlabeled:
             teacher = None
             if self.teacher_decay is not None:
@@ -156,17 +159,9 @@ class FedIRM:
             fit(model, steps, labeled.batches("weak", self.local.batch_size), loss, self.local.clip)
         if not self.relation_weight and site.shown is None:
             return None
-        found = self.relation_of(site, labeled, seen)
-        if self.relation_weight:
-            return found
-        site.show(labeled_relation=found.rows.where(found.known[:, None], torch.nan))  # for the report: nothing leaves
-        return None
-
-    def relation_of(self, site: Site[Memory], labeled: Labeled, seen: list[Tensor]) -> Relation:
-        """Return the relation of a trained model on all labeled images, or the mean of those of batches."""
         if self.per_batch:
             return Relation(torch.stack(seen).mean(0), torch.ones(site.num_classes, dtype=torch.bool))
-        model = site.model.eval()
+        model.eval()
         with torch.no_grad():
             images = labeled.batches("plain", self.local.batch_size, shuffle=False)
             parts = [class_sums(model(x), y, site.num_classes) for x, y in images]

@@ -27,6 +27,7 @@ Departures from the paper, and decisions where it is silent:
   measures each model, keeps a schedule for each client and sends the rate (`learn.plateau`). After three rounds without
   a lower loss, the rate is divided by three.
 - The weight of psi's absolute values is 0; the paper gives a range up to 0.01 (`fedmatch-sparse`).
+- The paper mirrors and shifts test images, too. Here they are shown as they are; `views.test = "flip-shift"` does it.
 - If a client has fewer labeled than unlabeled batches, the labeled ones start again, and the other way round.
 """
 

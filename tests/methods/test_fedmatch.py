@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fewlabel.cli.main import main
@@ -23,6 +24,7 @@ from fewlabel.core.tree import Tree
 from fewlabel.engine.conformance import Recorder
 from fewlabel.engine.record import read_rounds
 from fewlabel.engine.run import execute
+from fewlabel.engine.serial import Serial
 from fewlabel.learn import decomposed as decomposed_module
 from fewlabel.learn.decomposed import Decomposed, Update
 from fewlabel.learn.losses import inter_client
@@ -982,3 +984,17 @@ def test_the_defaults_are_those_of_the_paper():
         local=Local(epochs=1, batch_size=10, lr=1e-4, optimizer="sgd", momentum=0.9, weight_decay=0.0, clip=None),
     )
     assert METHODS["fedmatch-sparse"] == replace(METHODS["fedmatch"], weight_l1=0.01, zero_below=1e-5)
+
+
+def test_test_images_may_be_mirrored_and_shifted_as_in_the_paper(run_dir, pool):
+    """It changes what is measured, and nothing that is trained; the same for any number of workers."""
+    changes = ("labels.at=every-client", "labels.per_class=5", "rounds=2", "evaluate.local=true")
+    shift = ["views.test=flip-shift"]
+    plain, shifted, again = (run_dir(*changes, *more) for more in ([], shift, shift))
+    for directory, executor in ((plain, Serial()), (shifted, Serial()), (again, pool)):
+        execute(directory, executor=executor)
+    first, second, third = (read_rounds(directory)[-1] for directory in (plain, shifted, again))
+    before, after = (load_file(directory / "model.safetensors") for directory in (plain, shifted))
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert first["test"] != second["test"] == third["test"]
+    assert first["local_accuracy"] != second["local_accuracy"] == third["local_accuracy"]
