@@ -706,6 +706,23 @@ def test_a_check_counts_and_compares(tmp_path: Path) -> None:
     assert report.problems() == ["several splits with 1 image in common"]
 
 
+def test_mixed_bit_depths_are_told_by_class(tmp_path: Path) -> None:
+    """Two of three a and no b have sixteen bits."""
+    for number, (label, deep) in enumerate(
+        [("a", True), ("a", True), ("a", False), ("b", False), ("unlabeled", False)]
+    ):
+        image = Image.fromarray(np.full((4, 4), number, np.uint16)) if deep else Image.new("L", (4, 4), number)
+        save(tmp_path / label / f"{number}.png", image)
+    (note,) = check_images(list_images("folder", tmp_path)).notes
+    assert note.startswith(
+        "some images have more than eight bits, others eight (2 of 3 a, 0 of 1 b, 0 of 1 without label): this alone"
+    )
+    (tmp_path / "a" / "2.png").unlink()
+    (tmp_path / "b" / "3.png").unlink()
+    (tmp_path / "unlabeled" / "4.png").unlink()
+    assert not any("bits" in note for note in check_images(list_images("folder", tmp_path)).notes)
+
+
 def test_a_patient_on_two_sides_is_named(tmp_path: Path) -> None:
     for number in range(6):
         grey(tmp_path / f"{number}.png", number)

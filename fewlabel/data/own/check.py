@@ -21,6 +21,7 @@ class OpenedImage(NamedTuple):
     digest: str = ""  # the same for the same images
     shape: tuple[int, int, int] = (0, 0, 0)  # channels, width and height
     failure: str = ""
+    deep: bool = False  # more than eight bits
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class CheckReport:
     empty: tuple[str, ...]
     duplicates: tuple[tuple[Item, ...], ...]  # files of equal content
     straddling: dict[str, tuple[str, ...]]  # patients with images in several splits
+    deep: Counter[str]  # the readable images of each class with more than eight bits
 
     @property
     def images(self) -> int:
@@ -64,6 +66,17 @@ class CheckReport:
         alike = defaultdict[str, list[str]](list)
         for label in classes:
             alike[" ".join(label.casefold().split())].append(label)
+        counts = sum(self.classes.values(), Counter[str]())
+        if 0 < self.deep.total() < self.images:
+            each = ", ".join(
+                f"{self.deep[label]:,} of {counts[label]:,} {label or 'without label'}"
+                for label in (*classes, "")
+                if counts[label]
+            )
+            notes.append(
+                f"some images have more than eight bits, others eight ({each}): this alone may make them brighter or "
+                "darker, and a model may learn that instead of the classes; save all of them with the same depth"
+            )
         return notes + [f"{' and '.join(some)} are read as different classes" for some in alike.values() if some[1:]]
 
     def problems(self, skip: bool = False) -> list[str]:
@@ -118,8 +131,8 @@ def check_images(listing: Listing, watch: Callable[[int], None] = lambda opened:
     """Open every image and report. `watch` is called with the number of images opened so far."""
     sizes, classes, failed = Counter[tuple[int, int]](), defaultdict[str, Counter[str]](Counter), dict[str, str]()
     same, patients = defaultdict[str, list[Item]](list), defaultdict[str, set[str]](set)
-    channels, empty = 1, []
-    for number, (item, digest, shape, failure) in enumerate(opened_images(listing), 1):
+    channels, empty, deep = 1, [], Counter[str]()
+    for number, (item, digest, shape, failure, is_deep) in enumerate(opened_images(listing), 1):
         if failure == EMPTY:
             empty.append(item.name)
         elif failure:
@@ -128,6 +141,7 @@ def check_images(listing: Listing, watch: Callable[[int], None] = lambda opened:
             sizes[shape[1:]] += 1
             channels = max(channels, shape[0])
             classes[item.split][item.label] += 1
+            deep[item.label] += is_deep
             same[digest].append(item)
             if item.patient:
                 patients[item.patient].add(item.split)
@@ -141,6 +155,7 @@ def check_images(listing: Listing, watch: Callable[[int], None] = lambda opened:
         tuple(empty),
         tuple(tuple(equal) for equal in same.values() if len(equal) > 1),
         {patient: tuple(sorted(splits)) for patient, splits in patients.items() if len(splits) > 1},
+        deep,
     )
 
 
@@ -156,6 +171,7 @@ def opened_images(listing: Listing) -> Iterator[OpenedImage]:
             header = pictures.header(item.file)
             channels, height, width = pictures.read(item.file, header.colour).shape
             item = replace(item, patient=item.patient or header.patient)
-            yield OpenedImage(item, digest_of(item.file), (channels, width, height))
+            deep = header.values is not None
+            yield OpenedImage(item, digest_of(item.file), (channels, width, height), deep=deep)
         except Unreadable as error:
             yield OpenedImage(item, failure=str(error))
