@@ -98,6 +98,8 @@ Tables = Annotated[
     Layout, Option("--format", metavar="FORM", help="text, markdown, latex; csv or json with all digits.")
 ]
 
+Every = Annotated[bool, Option("--all", help="Show every column and note, not only the main ones.")]
+
 
 def table_of(file: Path | None, grid: bool = False) -> dict[str, Any]:
     """Read the settings in a file, without checking them, with our recipe for what they do not say about training.

@@ -18,6 +18,7 @@ from fewlabel.cli.options import (
     Data,
     DataDir,
     Device,
+    Every,
     File,
     Layout,
     Method,
@@ -112,6 +113,7 @@ def compare(
     data_dir: DataDir = None,
     track: Track = None,
     form: Tables = Layout.TEXT,
+    every: Every = False,
 ) -> None:
     r"""Compare methods with a floor and a ceiling.
 
@@ -131,7 +133,7 @@ def compare(
     base = table_of(file)
     names = dict.fromkeys([FLOOR, *words(methods), CEILING])
     axes = {"method": [method_table(base, name) for name in names]} | seeds_axis(seeds)
-    run_many(base, axes, changes_of(data, device, changes), out or RUNS / "compare", workers, form, track)
+    run_many(base, axes, changes_of(data, device, changes), out or RUNS / "compare", workers, form, track, every)
 
 
 def sweep(
@@ -147,6 +149,7 @@ def sweep(
     data_dir: DataDir = None,
     track: Track = None,
     form: Tables = Layout.TEXT,
+    every: Every = False,
 ) -> None:
     r"""Run every combination of methods, seeds and settings.
 
@@ -165,7 +168,7 @@ def sweep(
     if not axes and seeds is None:
         raise BadInput("sweep needs something to vary: --vary, --methods, --seeds or a table [grid] in FILE")
     root = out or RUNS / (f"sweep-{file.stem}" if file else "sweep")
-    run_many(base, axes | seeds_axis(seeds), changes_of(data, device, changes), root, workers, form, track)
+    run_many(base, axes | seeds_axis(seeds), changes_of(data, device, changes), root, workers, form, track, every)
 
 
 def run_one(directory: Path, workers: int | None, form: Layout, backend: str, track: str | None) -> None:
@@ -204,6 +207,7 @@ def run_many(
     workers: int | None,
     form: Layout,
     track: str | None,
+    every: bool = False,
 ) -> None:
     """Run all combinations side by side and show how they compare."""
     from fewlabel.engine import sweep
@@ -212,7 +216,7 @@ def run_many(
     failure = run_all(experiments, root, workers, track)
     directories = dict.fromkeys(sweep.place(experiment, root) for experiment in experiments)
     comparison = Comparison([Result(directory) for directory in directories])
-    show_result(comparison, form, comparison.report(root / record.REPORT))
+    show_result(comparison, form, comparison.report(root / record.REPORT), every)
     if failure is not None:
         raise failure
 

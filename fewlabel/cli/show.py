@@ -10,7 +10,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from fewlabel.cli.options import Form, Format, Layout, Tables
+from fewlabel.cli.options import Every, Form, Format, Layout, Tables
 from fewlabel.core.errors import BadInput, unknown
 from fewlabel.report import terminal
 from fewlabel.report.comparison import open_results
@@ -50,6 +50,7 @@ def show(
     directory: Annotated[Path, Argument(metavar="RUN", hidden=True)],
     report: Annotated[Path | None, Option("--report", metavar="FILE", help="Write a page with the plots.")] = None,
     form: Tables = Layout.TEXT,
+    every: Every = False,
 ) -> None:
     """Show the result of a run, or compare many runs.
 
@@ -62,7 +63,7 @@ def show(
       fewlabel show runs/compare --report report.html
     """
     found = open_results(directory)
-    terminal.show_result(found, form, found.report(report) if report else None)
+    terminal.show_result(found, form, found.report(report) if report else None, every)
 
 
 def watch(

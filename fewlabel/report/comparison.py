@@ -11,7 +11,7 @@ from fewlabel.engine.record import runs_in
 from fewlabel.report.curves import curves
 from fewlabel.report.groups import groups_of, rows_of
 from fewlabel.report.page import page_of_groups
-from fewlabel.report.result_tables import comparison_tables, distinct_rows, full_table, overview
+from fewlabel.report.result_tables import comparison_tables, distinct_rows, overview, results_table
 from fewlabel.report.results import Result
 from fewlabel.report.runs import pick_test
 from fewlabel.report.style import save_plot
@@ -34,13 +34,13 @@ class Comparison:
         self.groups = groups_of(rows_of(results))
         self.rows = distinct_rows(self.groups)
 
-    def tables(self) -> list[Table]:
-        """Return the table of all numbers. With several groups, the overview comes before it."""
-        return comparison_tables(self.groups)
+    def tables(self, every: bool = False) -> list[Table]:
+        """Return the table of the main numbers, or of every one. With several groups, the overview comes before it."""
+        return comparison_tables(self.groups, every)
 
     def table(self) -> Table:
         """Return the table of all numbers."""
-        return full_table(self.groups)
+        return results_table(self.groups)
 
     def overview(self) -> Table:
         """Return the accuracy of each method in each group."""

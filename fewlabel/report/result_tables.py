@@ -75,6 +75,18 @@ def metric(heading: str, pick: Callable[[Row], Spread | None], ranked: bool = Tr
     return Column(heading, lambda _, row: str(pick(row) or percent(None)), pick if ranked else None)
 
 
+def measured(heading: str, key: str) -> Column:
+    """Return a column of a metric with its spread over seeds or, if no row has several, its interval over images."""
+
+    def cell(group: Group, row: Row) -> str:
+        spread, ends = row.last[key], row.interval.get(key)
+        if not spread or not ends or any(len(other.seeds) > 1 for other in group.rows):
+            return str(spread or percent(None))
+        return str(Spread(spread.mean, (ends[1] - ends[0]) / 2))
+
+    return Column(heading, cell, lambda row: row.last[key])
+
+
 def p_value(p: float | None) -> str:
     return "–" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
@@ -84,10 +96,23 @@ def gap_closed(group: Group, row: Row) -> str:
     return "–" if share is None else f"{100 * share:.0f}"
 
 
+def above_floor(group: Group, row: Row) -> str:
+    floor, own = group.row_named(FLOOR), row.last["accuracy"]
+    least = floor.last["accuracy"] if floor and floor is not row else None
+    return "–" if own is None or least is None else f"{100 * (own.mean - least.mean):+.1f}"
+
+
+def thousands(count: float) -> str:
+    """Write a number of images in thousands. Few images are not nothing."""
+    if 0 < count < 50:
+        return "<0.1"
+    return f"{count / 1e3:,.1f}" if 0 < count < 9_950 else f"{count / 1e3:,.0f}"
+
+
 def trained(row: Row) -> str:
     """Thousands of labeled and unlabeled images. Sites on other machines do not count them."""
     counts = [row.spent[f"images_{kind}"] for kind in KINDS if f"images_{kind}" in row.spent]
-    return " + ".join(f"{count / 1e3:,.0f}" for count in counts) or "–"
+    return " + ".join(map(thousands, counts)) or "–"
 
 
 def sent(row: Row) -> str:
@@ -97,11 +122,12 @@ def sent(row: Row) -> str:
 
 OWN_MODELS = "clients' own models: accuracy"
 COLUMNS = (
-    metric("accuracy", lambda row: row.last["accuracy"]),
+    measured("accuracy", "accuracy"),
+    Column("above floor", above_floor),
     Column("gap closed, %", gap_closed),
     Column("p, to floor", lambda group, row: p_value(group.p_to_floor.get(row))),
     Column("p, to best", lambda group, row: p_value(group.p_to_best.get(row))),
-    metric("balanced acc.", lambda row: row.last["balanced_accuracy"]),
+    measured("balanced acc.", "balanced_accuracy"),
     metric("AUC", lambda row: row.last["auc"]),
     metric("chosen round: accuracy", lambda row: row.chosen["accuracy"]),
     metric(OWN_MODELS, lambda row: row.client_metrics["local_accuracy"], ranked=False),
@@ -112,10 +138,11 @@ COLUMNS = (
     Column("sec.", lambda _, row: seconds(row.spent["seconds"])),
 )
 ALWAYS = ("accuracy", "balanced acc.", "AUC", "chosen round: accuracy")
+MAIN = ("accuracy", "gap closed, %", "balanced acc.", "AUC", OWN_MODELS, "images, thousands")
 
 
-def columns_of(groups: Sequence[Group]) -> list[Column]:
-    """Return the columns that have something to show, and those that are always shown."""
+def columns_of(groups: Sequence[Group], every: bool = True) -> list[Column]:
+    """Return the columns that have something to show, and those that are always shown; or only the main ones."""
     shown = []
     for column in COLUMNS:
         if column.heading == OWN_MODELS and all(row.last["accuracy"] for group in groups for row in group.rows):
@@ -123,7 +150,11 @@ def columns_of(groups: Sequence[Group]) -> list[Column]:
         cells = {column.cell(group, row) for group in groups for row in group.rows}
         if column.heading in ALWAYS or cells != {"–"}:
             shown.append(column)
-    return shown
+    if every:
+        return shown
+    names = [column.heading for column in shown]
+    main = MAIN if "gap closed, %" in names else (*MAIN, "above floor")  # one of the two will do
+    return [column for column in shown if column.heading in main]
 
 
 def distinct_rows(groups: Sequence[Group]) -> list[Row]:
@@ -136,15 +167,16 @@ def values_of(groups: Sequence[Group], pick: Callable[[Experiment], object]) -> 
     return ", ".join(dict.fromkeys(str(pick(row.experiment)) for row in distinct_rows(groups)))
 
 
-def comparison_tables(groups: Sequence[Group]) -> list[Table]:
-    """Return the table of all numbers. With several groups, the overview comes before it."""
-    return [full_table(groups)] if len(groups) == 1 else [overview(groups), full_table(groups)]
+def comparison_tables(groups: Sequence[Group], every: bool = True) -> list[Table]:
+    """Return the table of all numbers, or of the main ones. With several groups, the overview comes before it."""
+    table = results_table(groups, every)
+    return [table] if len(groups) == 1 else [overview(groups), table]
 
 
-def full_table(groups: Sequence[Group]) -> Table:
-    """Show all numbers of every row."""
+def results_table(groups: Sequence[Group], every: bool = True) -> Table:
+    """Show all numbers of every row, or only the main ones."""
     lines = [(group, row) for group in groups for row in group.rows]
-    cells = {column: [column.cell(group, row) for group, row in lines] for column in columns_of(groups)}
+    cells = {column: [column.cell(group, row) for group, row in lines] for column in columns_of(groups, every)}
     labels = [label_of(row) for group in groups for row in group.relabeled]
     best, second = set[tuple[int, int]](), set[tuple[int, int]]()
     for number, column in enumerate(cells, 1):
@@ -158,7 +190,7 @@ def full_table(groups: Sequence[Group]) -> Table:
         f"Test results on {values_of(groups, lambda e: e.data.name)}, in percent",
         ("method", *(column.heading for column in cells)),
         tuple(zip(labels, *cells.values(), strict=True)),
-        tuple(notes(groups)),
+        tuple(notes(groups) if every else main_notes(groups)),
         frozenset(best),
         frozenset(second),
         tuple((n, group.label) for n, (group, row) in enumerate(lines) if several and row is group.rows[0]),
@@ -198,17 +230,28 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
         yield about_differences(groups)
     yield about_recipes([row.experiment for row in rows])
     yield "The chosen round is the one with the best balanced accuracy on validation."
-    if any(group.gap_closed(row) is not None for group in groups for row in group.rows):
-        yield f"Gap closed: 0 is as accurate as {FLOOR}, the floor; 100 is as accurate as {CEILING}, the ceiling."
-    yield from about_no_gap(groups)
+    yield from about_gap(groups)
     if any(row.client_metrics["pseudo_label_coverage"] for row in rows):
         yield (
             "Pseudo-labels: precision is the share that is right; coverage is the share of unlabeled images that have "
             "one."
         )
-    if any(trained(row) != "–" for row in rows):
-        yield "Images: those trained on, labeled + unlabeled."
+    yield from about_images(rows)
     yield "Sent: upload plus download; the percentage compares it with FedAvg for as many local trainings."
+    yield from warnings(groups, rows)
+
+
+def main_notes(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield at most three notes: what the numbers are, what columns mean, and what makes rows hard to compare."""
+    rows = distinct_rows(groups)
+    yield about_rounds(groups, rows)
+    for part in ([*about_gap(groups), *about_images(rows)], list(warnings(groups, rows))):
+        if part:
+            yield " ".join(part)
+
+
+def warnings(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what makes rows hard to compare."""
     yield from about_unequal_work(groups)
     yield from about_guessing(rows)
     if len({len(row.seeds) for row in rows}) > 1:
@@ -221,6 +264,11 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
             yield f"* {row.label}, seed {seed}: {status}."
 
 
+def about_images(rows: Sequence[Row]) -> Iterator[str]:
+    if any(trained(row) != "–" for row in rows):
+        yield "Images: those trained on, labeled + unlabeled."
+
+
 def about_rounds(groups: Sequence[Group], rows: Sequence[Row]) -> str:
     seeds = sorted({seed for row in rows for seed in row.seeds})
     several = any(len(row.seeds) > 1 for row in rows)
@@ -228,7 +276,9 @@ def about_rounds(groups: Sequence[Group], rows: Sequence[Row]) -> str:
     rounds = values_of(groups, lambda e: e.rounds)
     plural = "" if rounds == "1" else "s"
     counted = f"{of} {', '.join(map(str, seeds))}; {rounds} round{plural}."
-    return f"{counted} Metrics are of the last round, never of the best one on test."
+    shown = not several and any(row.interval for row in rows)
+    margin = " ± is a 95 % interval over test images." if shown else ""
+    return f"{counted} Metrics are of the last round, never of the best one on test.{margin}"
 
 
 def about_recipes(experiments: Sequence[Experiment]) -> str:
@@ -248,8 +298,10 @@ def about_differences(groups: Sequence[Group]) -> str:
     )
 
 
-def about_no_gap(groups: Sequence[Group]) -> Iterator[str]:
-    """Say why no gap closed is shown."""
+def about_gap(groups: Sequence[Group]) -> Iterator[str]:
+    """Say what the gap closed is, or why none is shown."""
+    if any(group.gap_closed(row) is not None for group in groups for row in group.rows):
+        yield f"Gap closed: 0 is as accurate as {FLOOR}, the floor; 100 is as accurate as {CEILING}, the ceiling."
 
     def where(without: list[Group]) -> str:
         return f" in {'; '.join(group.label for group in without)}" if len(groups) > 1 else ""

@@ -15,6 +15,7 @@ from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.engine import record
 from fewlabel.engine.record import Line
 from fewlabel.experiment import ROWS, Experiment, load
+from fewlabel.report import intervals
 from fewlabel.report.findings import guesses
 from fewlabel.report.tables import Spread
 
@@ -185,6 +186,18 @@ class Row:
         found = {run.seed: (run.last or {}).get("test", {}).get(metric) for run in self.results}
         return {seed: value for seed, value in found.items() if value is not None}
 
+    @cached_property
+    def interval(self) -> dict[str, tuple[float, float]]:
+        """How far metrics of the last round may be off because the test set is small. Only for a single seed."""
+        test = (self.results[0].last or {}).get("test", {}) if len(self.results) == 1 else {}
+        if not test.get("confusion"):
+            return {}
+        images = sum(map(sum, test["confusion"]))
+        return {
+            "accuracy": intervals.of_accuracy(test["accuracy"], images),
+            "balanced_accuracy": intervals.of_balanced_accuracy(test["confusion"]),
+        }
+
     def curve(self, pick: Pick) -> dict[int, Spread]:
         """Return a number by round, over the seeds that have it in that round."""
         found: dict[int, list[float]] = {}
@@ -208,6 +221,7 @@ class Row:
             "guessing_seeds": list(self.guessing),
             "unfinished": {str(seed): status for seed, status in self.unfinished.items()},
             "last": plain(self.last),
+            "interval": {key: list(ends) for key, ends in self.interval.items()},
             "chosen_on_validation": plain(self.chosen),
             **plain(self.client_metrics),
             **self.spent,

@@ -38,6 +38,7 @@ MARKS = {  # around the best, around the second
     "text": (("", "¹"), ("", "²")),
 }
 
+NARROWEST = 16  # letters of a first column whose words are broken
 LATEX_WIDE = 70  # letters in a line of \small: the 345 points of a page of one column
 
 
@@ -72,7 +73,9 @@ class Table:
         return blocks
 
     def _filled(self, width: int) -> Iterator[list[int]]:
-        first = min(max((len(row[0]) for row in self.rows), default=0), width // 3)  # may be broken
+        first = self._first(width)
+        if self._others + min(first, NARROWEST) <= width:  # breaking more names is better than a second part
+            first = min(first, width - self._others)
         block, used = list[int](), first
         for number in range(1, len(self.columns)):
             wide = 2 + self._width(number)
@@ -82,6 +85,14 @@ class Table:
             block.append(number)
             used += wide
         yield block
+
+    def _first(self, width: int) -> int:
+        """Return the width of the first column. Its words may be broken."""
+        return min(max((len(row[0]) for row in self.rows), default=0), width // 3)
+
+    @property
+    def _others(self) -> int:
+        return sum(2 + self._width(number) for number in range(1, len(self.columns)))
 
     def _width(self, number: int) -> int:
         """Return the width of a column. Its numbers stay whole; its heading is broken between words."""
@@ -121,8 +132,10 @@ class Table:
     def _notes(self, form: str) -> list[str]:
         best, second = ("¹", "²") if form == "text" else ("Bold", "underlined")
         each = " in each group" if self.headings else ""
-        legend = f"{best}: best method{each}; {second}: second best. Floor and ceiling are not ranked."
-        return [*self.notes, *([legend] if self.second else [])]
+        legend = f"{best}: best method{each}{f'; {second}: second best' if self.second else ''}."
+        if not self.second and not (self.best and form == "text"):  # bold explains itself
+            return list(self.notes)
+        return [" ".join([*self.notes[:1], legend]), *self.notes[1:]]
 
     def _marked(self, r: int, c: int, cell: str, form: str) -> str:
         best, second = MARKS[form]
@@ -175,11 +188,8 @@ class Table:
         return "\n\n".join([f"**{self.title}**", table, *self._notes("markdown")]) + "\n"
 
     def latex(self) -> str:
-        """Return floating tables with the lines of booktabs, each no wider than a page of one column."""
-        blocks = self._blocks(LATEX_WIDE)
-        return "\n".join(self._latex(block, n, block is blocks[-1]) for n, block in enumerate(blocks))
+        """Return one floating table with the lines of booktabs. One that is wider than a column of text is shrunk."""
 
-    def _latex(self, block: list[int], number: int, last: bool) -> str:
         def line(cells: Iterable[str]) -> str:
             return " & ".join(cells) + r" \\"
 
@@ -187,7 +197,7 @@ class Table:
             text = self.rows[r][c].translate(LATEX)
             return self._marked(r, c, re.sub(r"^-(?=\d)", "$-$", text), "latex")
 
-        headings, rows = dict(self.headings), []
+        headings, rows, block = dict(self.headings), [], range(1, len(self.columns))
         long = max((len(row[0]) for row in self.rows), default=0) > LATEX_WIDE // 3
         for r in range(len(self.rows)):
             if r in headings:
@@ -196,20 +206,22 @@ class Table:
             rows.append(line([long * r"\raggedright " + cell(r, 0), *(cell(r, c) for c in block)]))
         heads = [[part.translate(LATEX) for part in self._heading(c)] for c in block]
         tops = [r"\shortstack[r]{" + r"\\".join(parts) + "}" if len(parts) > 1 else parts[0] for parts in heads]
-        notes = [note.translate(LATEX) for note in self._notes("latex")] if last else []
+        wide = self._first(LATEX_WIDE) + self._others > LATEX_WIDE
+        notes = [note.translate(LATEX) for note in self._notes("latex")]
         small = [r"\par\smallskip\footnotesize\raggedright", *notes] if notes else []
         return "\n".join(
             [
-                r"\begin{table}  % \usepackage{booktabs}",
+                r"\begin{table}  % \usepackage{booktabs" + ",graphicx" * wide + "}",
                 r"\centering\small\setlength{\tabcolsep}{4pt}",
-                rf"\caption{{{self.title.translate(LATEX)}{', continued' if number else ''}}}",
+                rf"\caption{{{self.title.translate(LATEX)}}}",
+                *[r"\resizebox{\linewidth}{!}{%"] * wide,
                 r"\begin{tabular}{" + (r"p{0.32\linewidth}" if long else "l") + "r" * len(block) + "}",
                 r"\toprule",
                 line([self.columns[0].translate(LATEX), *tops]),
                 r"\midrule",
                 *rows,
                 r"\bottomrule",
-                r"\end{tabular}",
+                r"\end{tabular}" + "}" * wide,
                 *small,
                 r"\end{table}",
                 "",

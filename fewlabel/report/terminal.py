@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, Self
@@ -21,9 +22,10 @@ from rich.table import Column, Table
 from fewlabel.core.described import leaves
 from fewlabel.core.schema import settings
 from fewlabel.engine.record import NOTES, Line, read_rounds
-from fewlabel.experiment import RECIPES, ROWS, USUAL, Experiment, Stream, method_named
+from fewlabel.experiment import RECIPES, ROWS, USUAL, Experiment, Stream, dumps, method_named
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.findings import Finding, in_last_round
+from fewlabel.report.groups import short_labels
 from fewlabel.report.results import Result
 from fewlabel.report.runs import CEILING
 
@@ -138,6 +140,7 @@ class Runs(Screen):
     def __init__(self, experiments: Mapping[Path, Experiment], done: int) -> None:
         super().__init__(len(experiments))
         self._experiments, self._done, self._last = experiments, done, dict[Path, Line]()
+        self._names = dict(zip(experiments, names_of(list(experiments.values())), strict=True))
         self._news = {directory: News(experiment, directory) for directory, experiment in experiments.items()}
         if done:
             self.say(f"{done} of {len(experiments)} runs are done already")
@@ -147,14 +150,26 @@ class Runs(Screen):
         if "round" in line:
             self._last[directory] = line
             for finding in self._news[directory].of(line):
-                self.say(f"fewlabel: {directory.name}, round {line['round']}: {finding}")
+                self.say(f"fewlabel: {self._names[directory]}, round {line['round']}: {finding}")
         else:
             last, end = self._last.pop(directory, {}), line.get("failed") or line.get("stopped")
             self._done += not end
             outcome = f"  {end}" if end else metrics(last)
-            self.say(f"{self._done}/{len(self._experiments)}  {directory.name}{outcome}")
+            self.say(f"{self._done}/{len(self._experiments)}  {self._names[directory]}{outcome}")
         under_way = sum(last["round"] / self._experiments[at].rounds for at, last in self._last.items())
         self.show(self._done + under_way, f"{self._done}/{len(self._experiments)} runs")
+
+
+def names_of(experiments: Sequence[Experiment]) -> list[str]:
+    """Name each run by what tells it apart from the others: its method, settings that differ, and its seed."""
+    seedless = [replace(experiment, seed=0) for experiment in experiments]
+    unlike = {dumps(one): one for one in seedless}
+    labels = dict(zip(unlike, short_labels(list(unlike.values())), strict=True))
+    several = len({experiment.seed for experiment in experiments}) > 1
+    return [
+        labels[dumps(one)] + (f" seed={experiment.seed}" if several else "")
+        for one, experiment in zip(seedless, experiments, strict=True)
+    ]
 
 
 def metrics(line: Mapping[str, Any]) -> str:
@@ -278,19 +293,19 @@ def show_list(rows: Sequence[Mapping[str, Any]], form: str) -> None:
     return print("\n".join(map(str.rstrip, lines.get().splitlines())))  # rich fills them with spaces
 
 
-def show_result(found: Result | Comparison, form: str, page: Path | None = None) -> None:
-    """Print a result, and the path of the page about it if one was written."""
+def show_result(found: Result | Comparison, form: str, page: Path | None = None, every: bool = False) -> None:
+    """Print a result, and the path of the page about it if one was written. A comparison may show every column."""
     if form == "json":
         return print(json.dumps(document(found) | ({"report": str(page)} if page else {}), indent=1))
     if form == "csv":
         return print((found if isinstance(found, Comparison) else Comparison([found])).csv(), end="")
-    tables = found.tables() if isinstance(found, Comparison) else [found.table()]
+    tables = found.tables(every) if isinstance(found, Comparison) else [found.table()]
     if form in ("markdown", "latex"):
         return print("\n".join(getattr(table, form)() for table in tables), end="")
     if (console := Console(highlight=False)).color_system:
         console.print(*(table.rich(console.width) for table in tables), sep="\n\n")
     else:
-        print(found)
+        print("\n\n".join(map(str, tables)))
     return print(page) if page else None
 
 

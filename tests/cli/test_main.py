@@ -19,9 +19,9 @@ import typer
 
 from fewlabel.cli.main import app
 from fewlabel.engine.record import read_rounds
-from fewlabel.experiment import RECIPES, Experiment, Train, load, read
+from fewlabel.experiment import RECIPES, Clients, Experiment, Train, load, read
 from fewlabel.methods.fedavg import FedAvg
-from fewlabel.report.terminal import Rounds, Runs, size, span
+from fewlabel.report.terminal import Rounds, Runs, names_of, size, span
 from tests.conftest import SMALL, Command
 
 QUICK = [word for change in (*SMALL, "rounds=2") for word in ("--set", change)]
@@ -157,7 +157,7 @@ def test_a_comparison_stands_between_floor_and_ceiling_and_is_not_run_twice(fewl
     lines = found.out.splitlines()
     assert found.code == 0
     rows = [line.split()[0] for line in lines if re.match(r"(labels-only|fedprox|all-labels)( \(guesses\))? +\d", line)]
-    assert rows[:3] == ["labels-only", "fedprox", "all-labels"]
+    assert rows == ["labels-only", "fedprox", "all-labels"]  # one block
     assert lines[-1] == "runs/compare/report.html"
     assert (tmp_path / lines[-1]).read_text().startswith("<!doctype html>")
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/compare/*/summary.json")}
@@ -165,6 +165,9 @@ def test_a_comparison_stands_between_floor_and_ceiling_and_is_not_run_twice(fewl
     again = fewlabel(*argv)
     assert again.err == "3 of 3 runs are done already\n"
     assert again.out == found.out
+    everything = fewlabel(*argv, "--all").out
+    for words in ("sent, MB", "Too few seeds"):
+        assert (words in found.out, words in everything) == (False, True)
     assert written == {path: path.stat().st_mtime_ns for path in written}
 
 
@@ -338,16 +341,19 @@ def test_fast_rounds_do_not_flood_a_log(capsys: pytest.CaptureFixture[str]) -> N
     assert len(told) <= 4
 
 
-def test_a_sweep_says_how_each_run_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    with Runs({Path(f"s/{name}"): Experiment(rounds=2) for name in "abc"}, done=1) as shown:
+def test_u17_a_sweep_says_how_each_run_ended_by_the_values_that_it_varies(capsys: pytest.CaptureFixture[str]) -> None:
+    alphas = {Path(f"s/{name}"): Experiment(rounds=2, clients=Clients(alpha=n)) for n, name in enumerate("abc", 1)}
+    with Runs(alphas, done=1) as shown:
         shown.watch(Path("s/a"), {"round": 2, "test": {"accuracy": 0.5, "auc": 0.75}})
         shown.watch(Path("s/a"), {"done": True})
         shown.watch(Path("s/b"), {"failed": "the disk is full"})
     assert capsys.readouterr().err.splitlines() == [
         "1 of 3 runs are done already",
-        "2/3  a  accuracy 0.500  auc 0.75",
-        "2/3  b  the disk is full",
+        "2/3  fedavg alpha=1  accuracy 0.500  auc 0.75",
+        "2/3  fedavg alpha=2  the disk is full",
     ]
+    seeds = [Experiment(method=name, seed=seed) for name in ("fedavg", "fedprox") for seed in (0, 1)]
+    assert names_of(seeds) == ["fedavg seed=0", "fedavg seed=1", "fedprox seed=0", "fedprox seed=1"]
 
 
 def test_sizes_and_times_are_short() -> None:

@@ -109,13 +109,13 @@ def test_it_is_said_once_in_its_round_also_after_a_resume(tmp_path: Path, capsys
     said = capsys.readouterr().err.splitlines()
     assert [text[:8] for text in said] == ["round 1/", "round 2/", "fewlabel", "round 3/", "round 4/"]
     assert said[2].startswith("fewlabel: round 2: The model predicts the same class for every test image. It used")
-    with Runs({tmp_path / "a": experiment, tmp_path / "b": experiment}, done=0) as many:
+    with Runs({tmp_path / "a": of("fedirm"), tmp_path / "b": experiment}, done=0) as many:
         for number in (1, 2, 3):
             many.watch(tmp_path / "b", line(number, ONE_CLASS, unlabeled=90))
         many.watch(tmp_path / "b", {"done": True})
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("fewlabel: b, round 2: The model predicts")
-    assert said[1].startswith("1/2  b")
+    assert said[0].startswith("fewlabel: rscfed, round 2: The model predicts")
+    assert said[1].startswith("1/2  rscfed")
     assert len(said) == 2
 
 

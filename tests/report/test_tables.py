@@ -17,6 +17,8 @@ from fewlabel.experiment import Clients, Experiment, Labels
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.findings import guesses
 from fewlabel.report.groups import holm, paired
+from fewlabel.report.intervals import of_accuracy, of_balanced_accuracy
+from fewlabel.report.result_tables import thousands
 from fewlabel.report.results import Result
 from fewlabel.report.tables import Table, megabytes, seconds
 from tests.report.layout import lay_out, metrics
@@ -232,8 +234,8 @@ def test_differences_are_tested_from_five_seeds_on(made: Made) -> None:
         results = over_seeds(made, "labels-only", floor[:count]) + over_seeds(made, "fedavg", same[:count])
         comparison = Comparison(results + over_seeds(made, "fedprox", good[:count]))
         assert ("p, to floor" in comparison.table().columns) is tested
-        assert ("Too few seeds" in str(comparison)) is not tested
-        assert ("paired t-test" in str(comparison)) is tested
+        notes = " ".join(comparison.table().notes)
+        assert ("Too few seeds" in notes, "paired t-test" in notes) == (not tested, tested)
     rows = {row["name"]: row for row in comparison.to_json()}
     assert column(comparison, "p, to floor")["fedprox"] == "<0.001"
     assert rows["fedavg"]["p_to_floor"] > 0.5
@@ -325,7 +327,7 @@ def test_a_table_fits_the_terminal_with_its_words_and_numbers_unbroken(
             more = {"pseudo_labels": {"precision": value, "coverage": value}, "bytes_up": 10**9}
             more |= {"images_labeled": 3000, "images_unlabeled": 10**6}
             results.append(made(replace(experiment, seed=seed), value, **more))
-    text = str(Comparison(results))
+    text = "\n\n".join(map(str, Comparison(results).tables(every=True)))
     assert max(map(len, text.splitlines())) <= width
     assert "\x1b" not in text
     assert text.count("50.0 ± 40") == 4 * 5  # accuracy, balanced accuracy, AUC, precision and coverage
@@ -333,6 +335,74 @@ def test_a_table_fits_the_terminal_with_its_words_and_numbers_unbroken(
     assert words <= set(text.split())
     rows = [line.split()[0] for line in text.splitlines() if line and line[0].isalpha()]
     assert rows.count("labels-only") == rows.count("all-labels") == rows.count("fedavg") >= 2
+
+
+def test_u16_a_comparison_is_one_block_of_at_most_seven_columns_and_three_notes(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With long names, several seeds, a row that guesses, and unequal work."""
+    monkeypatch.setenv("COLUMNS", "80")
+    values = {"labels-only": 0.5, "fed-selftraining": 0.1, "fedprox": 0.6, "fedmatch-sparse": 0.55, "all-labels": 0.9}
+    results = []
+    for name, value in values.items():
+        more = {"images_labeled": 42_000, "images_unlabeled": 1_234_000 * ("fed" in name)}
+        more |= {"pseudo_labels": {"precision": value, "coverage": value}}
+        results += [made(replace(of(name), seed=seed), value + seed / 1000, **more) for seed in (0, 1, 2)]
+    comparison = Comparison(results)
+    (table,) = comparison.tables()
+    assert table.columns == ("method", "accuracy", "gap closed, %", "balanced acc.", "AUC", "images, thousands")
+    assert len(table.notes) == 3
+    text = str(comparison)
+    assert max(map(len, text.splitlines())) <= 80
+    rows = [line.split()[0] for line in text.splitlines() if line.count("±") == 3]
+    assert rows == list(values)
+    (everything,) = comparison.tables(every=True)
+    assert set(table.columns) < set(everything.columns)
+    assert len(everything.notes) > 3
+
+
+def test_u16_without_a_gap_the_points_above_the_floor_are_shown(made: Made) -> None:
+    values = {"labels-only": 0.5, "fedavg": 0.6, "fedprox": 0.45, "all-labels": 0.52}
+    (table,) = Comparison([made(of(name), value) for name, value in values.items()]).tables()
+    at = table.columns.index("above floor")
+    assert "gap closed, %" not in table.columns
+    assert [row[at] for row in table.rows] == ["–", "+10.0", "-5.0", "+2.0"]
+
+
+def test_u16_one_seed_has_an_interval_over_test_images_and_several_their_deviation(made: Made) -> None:
+    """Of 100 images 80 are right. Wilson: (0.0711, 0.8666) around 0.7889, so 0.0777 to either side.
+
+    Half of them of each class, 45 and 35 right: recalls 0.9 and 0.7, whose mean 0.8 has the variance
+    (0.9 * 0.1 + 0.7 * 0.3) / 50 / 4 = 0.0015; 1.96 of its roots are 0.0759.
+    """
+    confusion = [[45, 5], [15, 35]]
+    results = [made(replace(of("fedavg"), seed=seed), 0.8) for seed in (0, 1)]
+    for result in results:
+        result.rounds[-1]["test"]["confusion"] = confusion
+    one = Comparison(results[:1])
+    assert one.table().rows[0][1:3] == ("80.0 ± 7.8", "80.0 ± 7.6")
+    assert one.table().notes[0].endswith("± is a 95 % interval over test images.")
+    assert one.to_json()[0]["interval"]["accuracy"] == pytest.approx([0.7112, 0.8666], abs=1e-4)
+    both = Comparison(results)
+    assert both.table().rows[0][1:3] == ("80.0 ± 0.0", "80.0 ± 0.0")
+    assert both.table().notes[0].startswith("Mean ± standard deviation of seeds 0, 1")
+    assert "interval" not in both.table().notes[0]
+
+
+def test_u16_intervals_by_hand() -> None:
+    """Wilson for 0 of 4: the middle is 1.96^2 / 8 / (1 + 1.96^2 / 4) = 0.2450, and so is the half width."""
+    assert of_accuracy(0.0, 4) == pytest.approx((0.0, 0.4899), abs=1e-4)
+    assert of_accuracy(1.0, 4) == pytest.approx((0.5101, 1.0), abs=1e-4)
+    assert of_balanced_accuracy([[1, 1, 0], [0, 4, 0], [0, 0, 0]]) == (  # the third class has no test image
+        pytest.approx(0.75 - 1.96 * (0.25 / 2) ** 0.5 / 2),
+        1.0,  # and not more
+    )
+
+
+def test_u17_few_images_are_not_nothing() -> None:
+    assert [thousands(n) for n in (0, 12, 50, 449, 9_940, 9_960, 1_234_567)] == [
+        "0", "<0.1", "0.1", "0.4", "9.9", "10", "1,235",
+    ]  # fmt: skip
 
 
 def test_a_column_that_does_not_fit_stands_below_with_the_names_again() -> None:
@@ -385,17 +455,18 @@ def test_latex_has_the_lines_of_booktabs_and_escapes_what_it_would_take_for_comm
     ]
 
 
-def test_latex_breaks_headings_between_words_and_columns_that_do_not_fit_are_a_table_of_their_own() -> None:
+def test_u17_latex_is_one_piece_and_shrunk_if_it_is_wider_than_the_page() -> None:
     rows = (("a" * 20, "-25", *["60.0 ± 1.0"] * 4),)
     table = Table("t", ("name", "gap closed, %", *["pseudo-labels: accuracy"] * 4), rows, ("Note.",))
-    one, other = table.latex().split("\n\n")  # 20 + 9 + 2 * 16 letters, and no room for the third
-    assert r"\shortstack[r]{gap\\closed,\\\%}" in one
-    assert r"\shortstack[r]{pseudo-labels:\\accuracy}" in one
-    assert "$-$25" in one
-    assert "60.0" in one
-    assert (one.count("60.0"), other.count("60.0")) == (2, 2)
-    assert (one.count("a" * 20), other.count("a" * 20)) == (1, 1)
-    assert ("continued" in one, "continued" in other) == ("Note." in one, "Note." in other) == (False, True)
+    text = table.latex()
+    assert (text.count(r"\begin{table}"), text.count("60.0"), text.count("a" * 20), text.count("Note.")) == (1, 4, 1, 1)
+    assert r"\shortstack[r]{gap\\closed,\\\%}" in text
+    assert r"\shortstack[r]{pseudo-labels:\\accuracy}" in text
+    assert "$-$25" in text
+    lines = text.splitlines()
+    assert lines[0] == r"\begin{table}  % \usepackage{booktabs,graphicx}"
+    assert lines[3] == r"\resizebox{\linewidth}{!}{%"
+    assert r"\end{tabular}}" in lines
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here: apt-get install texlive-latex-recommended")
@@ -409,8 +480,8 @@ def test_latex_compiles_and_nothing_is_wider_than_the_page(made: Made, tmp_path:
                 experiment = replace(of(name, clients=Clients(alpha=alpha)), seed=seed, name=shown)
                 more = {"pseudo_labels": {"precision": value, "coverage": value}, "bytes_up": 10**9}
                 results.append(made(experiment, value + off, **more))
-    text = "\n".join(table.latex() for table in Comparison(results).tables())
-    whole = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{text}\end{{document}}"
+    text = "\n".join(table.latex() for every in (False, True) for table in Comparison(results).tables(every))
+    whole = rf"\documentclass{{article}}\usepackage{{booktabs,graphicx}}\begin{{document}}{text}\end{{document}}"
     (tmp_path / "page.tex").write_text(whole)
     command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "page.tex"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
