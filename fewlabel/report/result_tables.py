@@ -244,7 +244,7 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
 def main_notes(groups: Sequence[Group]) -> Iterator[str]:
     """Yield at most three notes: what the numbers are, what columns mean, and what makes rows hard to compare."""
     rows = distinct_rows(groups)
-    yield about_rounds(groups, rows)
+    yield f"{about_rounds(groups, rows)} {about_recipes([row.experiment for row in rows])}"
     for part in ([*about_gap(groups), *about_images(rows)], list(warnings(groups, rows))):
         if part:
             yield " ".join(part)
