@@ -238,17 +238,18 @@ def test_what_is_left_out_is_told_and_clients_have_their_names(tmp_path: Path, f
 
 
 def test_your_own_labels_that_are_known_and_hidden_are_counted(tmp_path: Path, fewlabel: Command) -> None:
-    """Hospital x has no labels, y and z have: by default those of y are used."""
+    """Hospital x has no labels, y and z have: with one labeled client those of y are used."""
     path = hospital(tmp_path)
     path.write_text(path.read_text().replace("a,x,", ",x,").replace("b,x,", ",x,"))
     settings = sets(f"data.path={path}", "clients.partition=by-column", "clients.count=3", "data.image_size=16")
-    argv = ["data", "partition", "csv", *settings]
+    everything = ["data", "partition", "csv", *settings]
+    argv = [*everything, *sets("labels.clients=1")]
     x, y, z = json.loads(fewlabel(*argv, "--format", "json").out)["shares"]
     assert (sum(x["labeled"]), sum(x["unlabeled"]), sum(z["labeled"])) == (0, 0, 0)
     assert sum(y["labeled"]) > 0 < sum(z["unlabeled"])
     told = f"hidden: {sum(z['unlabeled'])} labels that are known; labels.at=every-client and labels.fraction=1 use "
     assert fewlabel(*argv).out.splitlines()[-1] == told + "them all"
-    assert "hidden" not in fewlabel(*argv, "--set", "labels.at=every-client", "--set", "labels.fraction=1").out
+    assert "hidden" not in fewlabel(*everything).out
     assert "hidden" not in fewlabel("data", "partition", "digits").out
     found = fewlabel(*argv, "--set", "labels.clients=3")
     assert found.code == 2
@@ -413,7 +414,7 @@ def test_nothing_that_is_written_for_an_unlabeled_client_tells_a_label(
     for label in "ab":
         for number in range(100):
             grey(tmp_path / "mine" / label / f"{label}{number}.png", number + 100 * (label == "b"))
-    argv = sets("data.path=mine", "clients.count=2", "data.image_size=4", "clients.partition=iid")
+    argv = sets("data.path=mine", "clients.count=2", "data.image_size=4", "clients.partition=iid", "labels.clients=1")
     for kind in ("folder", "npz"):
         assert fewlabel("data", "split", "folder", *argv, "--to", kind, "--as", kind).code == 0
     site = tmp_path / "folder" / "client-1"
