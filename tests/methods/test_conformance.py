@@ -270,7 +270,7 @@ def test_messages_survive_the_wire_and_the_ledger_counts_just_their_bytes(method
 
 @pytest.mark.parametrize(("method", "setting"), CASES)
 def test_server_state_survives_the_wire(method, setting, undisturbed):
-    (path,) = (undisturbed(method, setting) / "checkpoint").glob("*.safetensors")
+    (path,) = (undisturbed(method, setting) / "checkpoint").glob("round-*.safetensors")
     fed = Server(undisturbed(method, setting), Serial())
     state, kind = method.init(fed), state_kind(type(method))
     assert wire.pack(wire.unpack(kind, wire.pack(state, kind)), kind) == wire.pack(state, kind)
