@@ -56,7 +56,7 @@ def broken(begun: Path, tmp_path: Path) -> Path:
 
 
 def saved(directory: Path) -> Path:
-    [path] = (directory / "checkpoint").iterdir()
+    [path] = (directory / "checkpoint").glob("round-*")
     return path
 
 
