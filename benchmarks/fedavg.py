@@ -42,17 +42,24 @@ def contestants(settings: dict[str, Any], single: bool = True) -> list[Contestan
 
 
 @contextmanager
-def laid_out(images: int, settings: dict[str, Any]) -> Iterator[None]:
-    from benchmarks.workload import lay_out
-
+def work_folder() -> Iterator[Path]:
+    """A folder for work. What is set in the environment meanwhile is forgotten with it."""
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            lay_out(Path(folder), images, **settings)
-            yield
+            yield Path(folder)
         finally:
             os.environ.clear()
             os.environ.update(before)
+
+
+@contextmanager
+def laid_out(images: int, settings: dict[str, Any]) -> Iterator[None]:
+    from benchmarks.workload import lay_out
+
+    with work_folder() as folder:
+        lay_out(folder, images, **settings)
+        yield
 
 
 def ratios(each: dict[str, list[float]]) -> dict[str, Any]:

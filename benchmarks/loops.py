@@ -21,12 +21,16 @@ from fewlabel.learn.optim import SGD
 def ours(turn: Turn, workers: int, **settings: Any) -> None:
     """What `fewlabel run` does, from the experiment on."""
     with tempfile.TemporaryDirectory() as folder:
-        directory = run.prepare(experiment(**settings), Path(folder) / "run")
-        if turn():
-            try:
-                run.execute(directory, workers=workers, stop=lambda: not turn())
-            except run.Interrupted:
-                return
+        prepared(turn, str(run.prepare(experiment(**settings), Path(folder) / "run")), workers)
+
+
+def prepared(turn: Turn, directory: str, workers: int) -> None:
+    """A run that is laid out already."""
+    if turn():
+        try:
+            run.execute(Path(directory), workers=workers, stop=lambda: not turn())
+        except run.Interrupted:
+            return
 
 
 def bare(turn: Turn, threads: int | None = None) -> None:

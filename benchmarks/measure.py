@@ -168,8 +168,9 @@ def race(
     """Every contestant plays `rounds` rounds in each repeat, in an order that is drawn anew each time.
 
     Each sitting begins with new processes: one may be faster than its twin by a tenth, for all of its life. Seconds are
-    those of one round. `idle` is the share of a core that a contestant uses while others play, and `others` that of
-    programs that are none of ours: unless it is near zero, measure again.
+    those of one round. `started` is how long the last process took to get ready. `idle` is the share of a core that a
+    contestant uses while others play, and `others` that of programs that are none of ours: unless it is near zero,
+    measure again.
     """
     order = random.Random(seed)
     wall: dict[str, list[float]] = {c.name: [] for c in contestants}
@@ -180,8 +181,9 @@ def race(
         with ExitStack() as stack:
             players = [stack.enter_context(playing(contestant)) for contestant in contestants]
             ready = {player.name: player.ready for player in players}
+            started = {player.name: player.started for player in players}
             for player in players:
-                for _ in range(max(1, warm_up) * rounds):
+                for _ in range(warm_up * rounds):
                     player.round()
             before, began, machine_before = {p.name: p.cpu() for p in players}, time.perf_counter(), busy()
             for _ in range(repeats // sittings + (sitting < repeats % sittings)):
@@ -198,6 +200,7 @@ def race(
         "seconds": {name: float(np.median(times)) for name, times in wall.items()},
         "cpu_seconds": {name: float(np.median(times)) for name, times in cpu.items()},
         "each": wall,
+        "started": started,
         "idle": waiting,
         "others": foreign / lasted,
         "sittings": sittings,

@@ -1,10 +1,13 @@
 """Flower's simulation on Ray and pfl, as contestants of the FedAvg measurements, in the rivals' environment."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +19,8 @@ from benchmarks.workload import Work
 ENDLESS = 1_000_000
 
 
-def flower(turn: Turn, actors: int) -> None:
-    """FedAvg by the Message API, without evaluation."""
+def flower(turn: Turn, actors: int, rounds: str | None = None) -> None:
+    """FedAvg by the Message API. With `rounds`, a file, the model is measured there after each round."""
     from flwr.app import ArrayRecord, Context
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
@@ -26,6 +29,7 @@ def flower(turn: Turn, actors: int) -> None:
     from benchmarks import flower_client
 
     work, server = Work.read(), ServerApp()
+    model = work.network()
 
     class Watched(FedAvg):
         def configure_train(self, *arguments: Any, **named: Any) -> Any:
@@ -33,11 +37,20 @@ def flower(turn: Turn, actors: int) -> None:
                 os._exit(0)
             return super().configure_train(*arguments, **named)
 
+    def measured(number: int, arrays: ArrayRecord) -> None:
+        if rounds is None or number == 0:
+            return
+        began = time.monotonic()
+        model.load_state_dict(arrays.to_torch_state_dict())
+        line = {"round": number, "validation": {"balanced_accuracy": work.score(model)}}
+        with Path(rounds).open("a") as file:
+            print(json.dumps(line | {"seconds_evaluate": time.monotonic() - began}), file=file)
+
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         share = work.per_round / len(work.shares)
         strategy = Watched(share, 0.0, min_train_nodes=work.per_round, min_available_nodes=len(work.shares))
-        strategy.start(grid, ArrayRecord(work.network().state_dict()), num_rounds=ENDLESS)
+        strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=ENDLESS, evaluate_fn=measured)
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     init = {"num_cpus": actors, "num_gpus": 0, "include_dashboard": False}

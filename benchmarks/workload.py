@@ -1,12 +1,13 @@
 """The work that FedAvg's contestants share: the same images, clients, views, network and settings for all of them.
 
 It is laid out in a folder, which rivals in environments of their own read, too: this needs nothing of FewLabel but its
-batches and its network.
+batches, its network and its metrics.
 """
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from fewlabel import networks
+from fewlabel.core import metrics
 from fewlabel.core.images import Labeled
+from fewlabel.core.rng import Rng
 from fewlabel.data.images import Images
 from fewlabel.learn.optim import Local
 
@@ -29,6 +32,8 @@ class Work:
     images: Images
     labels: Tensor
     shares: list[Tensor]  # which images each client has
+    validation: Tensor  # which images measure the model, if any do
+    classes: int
     per_round: int
     local: Local
 
@@ -39,9 +44,10 @@ class Work:
         pixels, labels = (
             torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c")) for name in ("images", "labels")
         )
-        images = Images(pixels, tuple(told["mean"]), tuple(told["std"]))
+        images = Images(pixels, tuple(told["mean"]), tuple(told["std"]), weak=told["weak"])
         shares = [torch.tensor(share) for share in told["shares"]]
-        return cls(images, labels, shares, told["per_round"], Local(batch_size=told["batch"]))
+        validation = torch.tensor(told["validation"], dtype=torch.int64)
+        return cls(images, labels, shares, validation, told["classes"], told["per_round"], Local(**told["local"]))
 
     def client(self, number: int, rng: torch.Generator) -> Labeled:
         return self.holding(self.shares[number], rng)
@@ -50,7 +56,10 @@ class Work:
         return Labeled(self.images, where, self.labels[where], rng)
 
     def network(self) -> nn.Module:
-        return networks.build("simple-cnn", 1, 10, self.images.pixels.shape[-1])
+        """SimpleCNN, with the weights that a run of FewLabel with seed 0 begins with."""
+        _, channels, size, _ = self.images.pixels.shape
+        with Rng(0, "network").scope():
+            return networks.build("simple-cnn", channels, self.classes, size)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """As anyone has it; FewLabel's is the same by its own way."""
@@ -58,14 +67,21 @@ class Work:
         return torch.optim.SGD(model.parameters(), local.lr, local.momentum, weight_decay=local.weight_decay)
 
     def train(self, model: nn.Module, data: Labeled) -> None:
-        """A client's epoch, as anyone would write it."""
+        """A client's epochs, as anyone would write them."""
         optimizer = self.optimizer(model)
         model.train()
-        for x, y in data.batches("weak", self.local.batch_size):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), self.local.clip or 0.0)
-            optimizer.step()
+        for _ in range(self.local.epochs):
+            for x, y in data.batches("weak", self.local.batch_size):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), self.local.clip or 0.0)
+                optimizer.step()
+
+    def score(self, model: nn.Module) -> float:
+        """Balanced accuracy on the validation images."""
+        data = self.holding(self.validation, torch.Generator())
+        seen = metrics.predict(model, (x for x, _ in data.batches("plain", 500, shuffle=False)))
+        return float(metrics.measure(seen, data.y)["balanced_accuracy"])
 
 
 def data() -> Any:
@@ -103,12 +119,34 @@ def lay_out(folder: Path, images: int, **settings: Any) -> None:
     np.save(folder / "labels.npy", train.labels[:images].numpy())
     wanted = experiment(**settings)
     dataset = dataset_of(wanted, fresh=True)
+    describe(folder, wanted, dataset, partition.of(dataset, wanted))
+
+
+def lay_out_experiment(folder: Path, wanted: Any) -> None:
+    """Writes the work of an experiment by labels alone into a folder, with the validation images behind the others."""
+    from fewlabel.data import partition
+    from fewlabel.engine.world import dataset_of
+
+    dataset = dataset_of(wanted, fresh=True)
+    train, validation = (dataset.splits[name] for name in ("train", "validation"))
+    np.save(folder / "images.npy", torch.cat([train.images.pixels, validation.images.pixels]).numpy())
+    np.save(folder / "labels.npy", torch.cat([train.labels, validation.labels]).numpy())
+    behind = range(len(train), len(train) + len(validation))
+    describe(folder, wanted, dataset, partition.of(dataset, wanted), behind)
+
+
+def describe(folder: Path, wanted: Any, dataset: Any, dealt: Any, validation: Sequence[int] = ()) -> None:
+    """Writes down what `Work.read` reads beside the images. Clients without labels are left out."""
     shown = dataset.splits["train"].images
+    shares = [share.labeled.tolist() for share in dealt.shares if len(share.labeled)]
     told = {
-        "shares": [share.images.tolist() for share in partition.of(dataset, wanted).shares],
+        "shares": shares,
+        "validation": list(validation),
+        "classes": len(dataset.classes),
         "mean": shown.mean,
         "std": shown.std,
-        "per_round": settings["per_round"],
-        "batch": settings["batch"],
+        "weak": wanted.views.weak,
+        "per_round": wanted.clients.per_round or len(shares),
+        "local": asdict(wanted.method.local),
     }
     (folder / "work.json").write_text(json.dumps(told))
