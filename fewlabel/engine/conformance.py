@@ -255,7 +255,7 @@ def state_survives(bench: Bench, experiment: Experiment) -> None:
     directory, kind = bench.undisturbed(experiment), state_kind(type(experiment.method))
     packed = wire.pack(experiment.method.init(Server(directory, Serial())), kind)
     demand(wire.pack(wire.unpack(kind, packed), kind) == packed, "the state is not the same after unpacking")
-    kept = list((directory / record.CHECKPOINTS).glob("*.safetensors"))
+    kept = list((directory / record.CHECKPOINTS).glob("round-*.safetensors"))
     demand(len(kept) == 1 and bool(wire.header(kept[0].read_bytes())["version"]), "no checkpoint was kept")
 
 
