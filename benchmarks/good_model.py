@@ -1,9 +1,10 @@
 """How soon a good model is there: the recipe `fewlabel`, the recipe `printed`, and Flower's own FedAvg on Ray.
 
-Run `python benchmarks/good_model.py --data pbc32.npz`; it takes some ten minutes on two cores. All three train
-SimpleCNN by labels alone on the same blood cells (PBC): ten clients by Dirichlet(0.8), of which one has labels.
-Flower's FedAvg has the initial weights, views and local training of `printed`. They play their rounds in turn. After
-each round their model is measured on the validation images, and the seconds that this takes do not count.
+Run `python benchmarks/good_model.py --data pbc32.npz`; it takes some ten minutes on two cores. All train SimpleCNN by
+labels alone on the same blood cells (PBC): ten clients by Dirichlet(0.8), of which one has labels. Flower's FedAvg has
+the initial weights and views of `printed`. It plays twice: with the epochs, batches and rate of `printed`, and with
+those that the recipe `fewlabel` gives to sites, but nothing else of it. All play their rounds in turn. After each round
+the model is measured on the validation images, and the seconds that this takes do not count.
 """
 
 import argparse
@@ -23,8 +24,14 @@ from benchmarks.fedavg import work_folder  # noqa: E402
 from benchmarks.measure import Contestant, race, short  # noqa: E402
 
 ROUNDS, TARGETS = 60, (0.75, 0.8)
-OURS, PRINTED, FLOWER = "fewlabel", "printed", "flower"
-NAMES = {OURS: "FewLabel, recipe fewlabel", PRINTED: "FewLabel, recipe printed", FLOWER: "Flower's FedAvg on Ray"}
+OURS, PRINTED = "fewlabel", "printed"
+FLOWERS = {"flower": PRINTED, "flower-sites": OURS}  # whose epochs, batches and rate its clients have
+NAMES = {
+    OURS: "FewLabel, recipe fewlabel",
+    PRINTED: "FewLabel, recipe printed",
+    "flower": "Flower on Ray, as printed",
+    "flower-sites": "Flower on Ray, sites as ours",
+}
 
 
 def experiment(data: Path, recipe: str, rounds: int) -> Any:
@@ -43,22 +50,22 @@ def experiment(data: Path, recipe: str, rounds: int) -> Any:
     )
 
 
-def lay_out(folder: Path, data: Path, rounds: int) -> tuple[list[Contestant], dict[str, Path]]:
-    """Prepares everyone. Says also in which directory each leaves the lines of its rounds."""
-    from benchmarks.workload import FOLDER, lay_out_experiment
-    from fewlabel.engine import record, run
+def lay_out(folder: Path, data: Path, rounds: int) -> list[Contestant]:
+    """Prepares everyone in a directory of its name, where it leaves the lines of its rounds."""
+    from benchmarks.workload import lay_out_experiment
+    from fewlabel.engine import run
 
-    os.environ |= {FOLDER: str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
-    found, lines = [], {name: folder / name for name in NAMES}
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    found = []
     for recipe in (OURS, PRINTED):
-        directory = run.prepare(experiment(data, recipe, rounds), lines[recipe])
+        directory = run.prepare(experiment(data, recipe, rounds), folder / recipe)
         found.append(Contestant(recipe, "benchmarks.loops:prepared", {"directory": str(directory), "workers": 1}))
-    if find_spec("flwr") and find_spec("ray"):
-        lay_out_experiment(folder, experiment(data, PRINTED, rounds))
-        lines[FLOWER].mkdir()
-        options = {"actors": 1, "rounds": str(lines[FLOWER] / record.ROUNDS)}
-        found.append(Contestant(FLOWER, "benchmarks.rivals:flower", options))
-    return found, lines
+    for name, recipe in FLOWERS.items() if find_spec("flwr") and find_spec("ray") else ():
+        (folder / name).mkdir()
+        lay_out_experiment(folder / name, experiment(data, recipe, rounds))
+        options = {"actors": 1, "measured_in": str(folder / name)}
+        found.append(Contestant(name, "benchmarks.rivals:flower", options))
+    return found
 
 
 def until(scores: Sequence[float], seconds: Sequence[float], target: float) -> dict[str, float] | None:
@@ -79,10 +86,9 @@ def main(data: Path | None = None, rounds: int = ROUNDS) -> dict[str, Any]:
         return {"left out": f"{places[0]} is not there; name the npz file of the blood cells by --data"}
     found: dict[str, Any] = {}
     with work_folder() as folder:
-        contestants, directories = lay_out(folder, there.resolve(), rounds)
-        played = race(contestants, repeats=rounds, warm_up=0, sittings=1)
+        played = race(lay_out(folder, there.resolve(), rounds), repeats=rounds, warm_up=0, sittings=1)
         for name, wall in played["each"].items():
-            lines = read_rounds(directories[name])[:rounds]
+            lines = read_rounds(folder / name)[:rounds]
             scores = [validation_score(line) or 0.0 for line in lines]
             seconds = [whole - line["seconds_evaluate"] for whole, line in zip(wall, lines, strict=True)]
             found[name] = {
@@ -95,7 +101,7 @@ def main(data: Path | None = None, rounds: int = ROUNDS) -> dict[str, Any]:
                 "scores": scores,
             }
     about = {key: played[key] for key in ("others", "versions", "machine")}
-    left_out = {} if FLOWER in found else {"left out": "Flower, because it needs pip install 'fewlabel[flower]'"}
+    left_out = {} if "flower" in found else {"left out": "Flower, because it needs pip install 'fewlabel[flower]'"}
     return short({"contestants": found, "rounds": rounds, **left_out, **about})
 
 
@@ -103,7 +109,7 @@ def table(found: dict[str, Any]) -> str:
     """What was found, for people."""
     if "contestants" not in found:
         return f"Not measured: {found['left out']}."
-    lines = [f"{'target':8}{'':28}{'rounds':>8}{'seconds':>10}{'times as long':>16}"]
+    lines = [f"{'target':8}{'':30}{'rounds':>8}{'seconds':>10}{'times as long':>16}"]
     for target in map(str, TARGETS):
         ours = found["contestants"][OURS]["until"][target]
         for name, one in found["contestants"].items():
@@ -112,13 +118,13 @@ def table(found: dict[str, Any]) -> str:
                 told = f"{reached['round']:>8}{reached['seconds']:>10.1f}{times:>16}"
             else:
                 told = f"  not reached (best {100 * one['best']:.1f}) in {one['seconds']:.0f} s"
-            lines.append(f"{100 * float(target):<3.0f}{'%':5}{NAMES[name]:28}{told}")
-    lines += ["", f"{'':36}{'best %':>8}{'last %':>10}{'s a round':>12}{'s to start':>12}"]
+            lines.append(f"{100 * float(target):<3.0f}{'%':5}{NAMES[name]:30}{told}")
+    lines += ["", f"{'':38}{'best %':>8}{'last %':>10}{'s a round':>12}{'s to start':>12}"]
     for name, one in found["contestants"].items():
         told = (
             f"{100 * one['best']:>8.1f}{100 * one['last']:>10.1f}{one['seconds_a_round']:>12.2f}{one['started']:>12.1f}"
         )
-        lines.append(f"{'':8}{NAMES[name]:28}{told}")
+        lines.append(f"{'':8}{NAMES[name]:30}{told}")
     same = len({versions["torch"] for versions in found["versions"].values()}) == 1
     torch = f"torch {found['machine']['torch']} for all" if same else f"versions differ: {found['versions']}"
     lines += ["", f"{found['rounds']} rounds; {torch}; other programs used {found['others']:.1f} cores meanwhile"]

@@ -14,13 +14,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import Turn
-from benchmarks.workload import Work
+from benchmarks.workload import FOLDER, Work
 
 ENDLESS = 1_000_000
 
 
-def flower(turn: Turn, actors: int, rounds: str | None = None) -> None:
-    """FedAvg by the Message API. With `rounds`, a file, the model is measured there after each round."""
+def flower(turn: Turn, actors: int, measured_in: str | None = None) -> None:
+    """FedAvg by the Message API. If a folder of work is named, its model is measured there after each round."""
     from flwr.app import ArrayRecord, Context
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
@@ -28,6 +28,8 @@ def flower(turn: Turn, actors: int, rounds: str | None = None) -> None:
 
     from benchmarks import flower_client
 
+    if measured_in:
+        os.environ[FOLDER] = measured_in  # actors inherit it
     work, server = Work.read(), ServerApp()
     model = work.network()
 
@@ -38,12 +40,12 @@ def flower(turn: Turn, actors: int, rounds: str | None = None) -> None:
             return super().configure_train(*arguments, **named)
 
     def measured(number: int, arrays: ArrayRecord) -> None:
-        if rounds is None or number == 0:
+        if measured_in is None or number == 0:
             return
         began = time.monotonic()
         model.load_state_dict(arrays.to_torch_state_dict())
         line = {"round": number, "validation": {"balanced_accuracy": work.score(model)}}
-        with Path(rounds).open("a") as file:
+        with (Path(measured_in) / "rounds.jsonl").open("a") as file:
             print(json.dumps(line | {"seconds_evaluate": time.monotonic() - began}), file=file)
 
     @server.main()
