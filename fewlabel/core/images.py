@@ -1,7 +1,7 @@
 """The images of a site, as a method sees them: with labels, or without any label that it could misuse."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -35,15 +35,56 @@ def shuffled(images: Tensor, rng: torch.Generator) -> Tensor:
 
 @dataclass
 class Tally:
-    """How many labeled and unlabeled images a site trained on: those drawn while gradients were on."""
+    """How many labeled and unlabeled images a site trained on: those of each batch, whenever a step is made with it.
 
-    labeled: int = 0
-    unlabeled: int = 0
+    A loop that makes its steps without `learn.loop.fit` is not seen. If a site has only such loops, the images that it
+    drew while gradients were on count instead.
+    """
 
-    def add(self, images: int, unlabeled: int) -> None:
+    stepped: list[int] = field(default_factory=lambda: [0, 0])  # labeled, unlabeled
+    drawn: list[int] = field(default_factory=lambda: [0, 0])
+    seen: bool = False  # whether any step was seen
+
+    @property
+    def trained(self) -> list[int]:
+        return self.stepped if self.seen else self.drawn
+
+    def draw(self, batch: tuple[Tensor, ...], images: int, unlabeled: int) -> None:
+        """Count a batch as drawn. Each of its tensors will know how many images a step with it trains on."""
+        counts = Counts(self, images - unlabeled, unlabeled)
+        for part in batch:
+            part.counts = counts  # type: ignore[attr-defined]
+        self.add(self.drawn, counts.labeled, counts.unlabeled)
+
+    @staticmethod
+    def add(where: list[int], labeled: int, unlabeled: int) -> None:
         if torch.is_grad_enabled():
-            self.labeled += images - unlabeled
-            self.unlabeled += unlabeled
+            where[0] += labeled
+            where[1] += unlabeled
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """What a step with a batch adds to a site's tally."""
+
+    tally: Tally
+    labeled: int
+    unlabeled: int
+
+
+def count_step(batch: object) -> None:
+    """Count the images of a batch as trained on. It holds tensors of one or more batches that a site drew."""
+    for counts in set(counts_in(batch)):  # once, however many tensors of a batch it holds
+        counts.tally.seen = True
+        counts.tally.add(counts.tally.stepped, counts.labeled, counts.unlabeled)
+
+
+def counts_in(batch: object) -> Iterator[Counts]:
+    if isinstance(batch, tuple | list):
+        for part in batch:
+            yield from counts_in(part)
+    elif isinstance(found := getattr(batch, "counts", None), Counts):
+        yield found
 
 
 class Unlabeled:
@@ -73,16 +114,18 @@ class Unlabeled:
     ) -> Iterator[tuple[Tensor, ...]]:
         """Pass once over the images. For each batch, yield the requested views in order, and the index of its images.
 
-        `counted` is the number of views that go through a backward pass.
+        `counted` is the number of views that go through a backward pass in each step.
         """
         chosen = torch.arange(len(self), device=self._where.device) if subset is None else subset
         for index in cut(shuffled(chosen, self._rng) if shuffle else chosen, size):
-            self.count(counted * len(index))
-            yield (*self._images.views(self._where[index], views, self._rng), index)
+            batch = (*self._images.views(self._where[index], views, self._rng), index)
+            self._tally.draw(batch, counted * len(index), counted * len(index))
+            yield batch
 
     def count(self, images: int) -> None:
         """Count images as trained on when `batches` cannot know it."""
-        self._tally.add(images, images)
+        for where in (self._tally.stepped, self._tally.drawn):
+            self._tally.add(where, 0, images)
 
     def with_labels(self, index: Tensor, y: Tensor) -> "Labeled":
         """Return the images at `index` with fixed pseudo-labels: a class for each, or soft ones, [images, classes]."""
@@ -123,6 +166,10 @@ class Labeled:
         where, pseudo = (torch.cat(pair) for pair in ((self._where, other._where), (self._pseudo, other._pseudo)))
         return Labeled(self._images, where, joined(self.y, other.y), self._rng, self._tally, pseudo, self._balanced)
 
+    def without_labels(self) -> Unlabeled:
+        """Return these images without their labels. Training on them counts as training on unlabeled images."""
+        return Unlabeled(self._images, self._where, self._rng, self._tally, self._balanced)
+
     @cached_property
     def log_prior(self) -> Tensor | None:
         """The logarithm of each class's share of these labels, one image more of each; None unless they are balanced.
@@ -138,5 +185,6 @@ class Labeled:
         """Pass once over the images. Yield each batch with its labels."""
         chosen = torch.arange(len(self), device=self._where.device)
         for index in cut(shuffled(chosen, self._rng) if shuffle else chosen, size):
-            self._tally.add(len(index), int(self._pseudo[index].sum()))
-            yield self._images.views(self._where[index], (view,), self._rng)[0], self.y[index]
+            batch = self._images.views(self._where[index], (view,), self._rng)[0], self.y[index]
+            self._tally.draw(batch, len(index), int(self._pseudo[index].sum()))
+            yield batch

@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from fewlabel.core.images import Labeled, Unlabeled, cut
+from fewlabel.core.images import Labeled, Unlabeled, count_step, cut
 from fewlabel.learn.optim import Optimizer
 
 B = TypeVar("B")
@@ -21,7 +21,7 @@ def fit(
     clip: float | None = None,
     after: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make one step for each batch, and call `after`. A batch whose loss is None is skipped."""
+    """Make one step for each batch, count its images, and call `after`. A batch whose loss is None is skipped."""
     for batch in batches:
         if not model.training:
             model.train()
@@ -31,6 +31,7 @@ def fit(
         for parameter in optimizer.parameters:
             parameter.grad = None
         value.backward()  # type: ignore[no-untyped-call]
+        count_step(batch)
         if clip is not None:
             shorten([gradient for parameter in optimizer.parameters if (gradient := parameter.grad) is not None], clip)
         optimizer.step()

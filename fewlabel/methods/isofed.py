@@ -82,7 +82,7 @@ class IsoFed:
         steps = optimizer(model, local, labels)
         steps.lr *= self.pretraining_rate
         for _ in range(self.pretraining):
-            images = site.labeled or site.unlabeled
+            images = site.labeled.without_labels() if site.labeled else site.unlabeled
             batches = images.batches(size=local.batch_size) if images else ()
             fit(model, steps, batches, lambda batch: information(model(batch[0]).softmax(1)), local.clip)  # eq. 4
         teacher = Teacher(model, self.teacher)

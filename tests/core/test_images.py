@@ -1,15 +1,17 @@
 """What a site shows a method: batches must be whole, counted, and without a label where there is none."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from fewlabel.core.images import Labeled, Tally, Unlabeled, cut
+from fewlabel.core.images import Labeled, Tally, Unlabeled, count_step, cut
 from fewlabel.core.rng import Rng
 from fewlabel.data.images import Images
+from fewlabel.learn.loop import fit
+from fewlabel.learn.optim import SGD, Local
 
 
 def generator() -> torch.Generator:
@@ -94,16 +96,16 @@ def test_unlabeled_images_with_pseudo_labels_are_a_fixed_labeled_set():
     assert set(pairs) == {(43, 7), (40, 8), (42, 9)}
 
 
-def test_a_tally_counts_the_images_drawn_for_training_by_whether_the_site_has_their_labels():
+def test_u5_a_tally_counts_the_images_of_each_step_by_whether_the_site_has_their_labels():
     tally = Tally()
     labeled = Labeled(numbered(50), torch.arange(5), torch.zeros(5, dtype=torch.long), generator(), tally)
     unlabeled = Unlabeled(numbered(50), torch.arange(10, 20), generator(), tally)
 
-    def counted(batches: Iterator[object]) -> tuple[int, int]:
-        before = tally.labeled, tally.unlabeled
-        for _ in batches:
-            pass
-        return tally.labeled - before[0], tally.unlabeled - before[1]
+    def counted(batches: Iterable[object]) -> tuple[int, int]:
+        before = list(tally.stepped)
+        for batch in batches:
+            count_step(batch)
+        return tally.stepped[0] - before[0], tally.stepped[1] - before[1]
 
     pseudo = unlabeled.with_labels(torch.tensor([3, 0, 2]), torch.tensor([7, 8, 9]))
     assert counted(labeled.batches(size=2)) == (5, 0)
@@ -112,10 +114,48 @@ def test_a_tally_counts_the_images_drawn_for_training_by_whether_the_site_has_th
     assert counted(unlabeled.batches(subset=torch.tensor([1, 2]))) == (0, 2)
     assert counted(pseudo.batches()) == (0, 3)
     assert counted((labeled + pseudo).batches(size=4)) == counted((pseudo + labeled).batches(size=4)) == (5, 3)
+    kept = list(labeled.batches(size=2))
+    assert counted(kept * 3) == (15, 0)  # each time that a step is made with it
+    assert counted(kept[:1]) == (2, 0)  # the rest is drawn, but no step is made with it
+    assert counted([(x.flip(3), y) for x, y in kept]) == (5, 0)  # whatever is done to the images
+    pairs = [(kept[0], None), (kept[1], next(unlabeled.batches(("weak",), 4)))]
+    assert counted(pairs) == (5, 4)  # 2 and 3 with labels, as a single image joins the batch before
+    assert counted(labeled.without_labels().batches()) == (0, 5)
     with torch.no_grad():
-        assert counted(labeled.batches()) == counted(unlabeled.batches()) == (0, 0)
-    next(labeled.batches(size=2))  # the rest of the pass is never drawn
-    assert (tally.labeled, tally.unlabeled) == (5 + 5 + 5 + 2, 10 + 20 + 2 + 3 + 3 + 3)
+        assert counted(labeled.batches()) == (0, 0)
+
+
+def test_u5_images_that_are_only_looked_at_do_not_count():
+    tally = Tally()
+    labeled = Labeled(numbered(50), torch.arange(5), torch.zeros(5, dtype=torch.long), generator(), tally)
+    list(labeled.batches("plain"))  # to choose a threshold, say
+    model = torch.nn.Linear(1, 1)
+
+    def loss(batch: tuple[Tensor, Tensor]) -> Tensor | None:
+        return model(batch[0].flatten(1)[:, :1]).sum() if len(batch[1]) == 2 else None
+
+    fit(model, SGD(model.parameters(), Local()), labeled.batches(size=3), loss)
+    assert tally.trained == [2, 0]  # of batches of 3 and 2, the first has no loss
+
+
+def test_u5_of_a_loop_that_makes_its_own_steps_the_images_drawn_with_gradients_count():
+    tally = Tally()
+    labeled = Labeled(numbered(50), torch.arange(5), torch.zeros(5, dtype=torch.long), generator(), tally)
+    unlabeled = Unlabeled(numbered(50), torch.arange(10, 20), generator(), tally)
+    for _ in labeled.batches(size=2):
+        pass
+    with torch.no_grad():
+        list(unlabeled.batches())
+    unlabeled.count(3)
+    assert tally.trained == [5, 3]
+
+
+def test_images_without_their_labels_come_in_the_same_batches():
+    def labeled() -> Labeled:
+        return Labeled(numbered(50), torch.arange(9), torch.arange(9), generator())
+
+    for (x, _), (same, _) in zip(labeled().batches(size=4), labeled().without_labels().batches(size=4), strict=True):
+        assert x.equal(same)
 
 
 def test_two_sets_of_a_site_together_hold_the_images_of_both():

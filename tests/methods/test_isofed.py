@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fewlabel.core.federation import ClientInfo, Model
+from fewlabel.core.images import Tally
 from fewlabel.data.images import Images
 from fewlabel.learn.losses import information
 from fewlabel.learn.optim import Local
@@ -169,6 +170,14 @@ def test_isofed_unlabeled_clients_come_first_and_labeled_ones_begin_with_their_m
     sent = [moved(message) for _, message in fed.sent]
     assert sent[:2] == [0.0, 0.0]
     assert sent[2] == approx(CONSISTENT if {1, 2} - set(silent) else 0.0)
+
+
+def test_r4_isofed_adapting_at_labeled_clients_is_work_without_labels():
+    """Three images with labels: each is adapted to once, without its label, and trained on once, with it."""
+    one = site(0, labeled=[(1, 0)] * 3)
+    one.labeled._tally = tally = Tally()
+    FULL.local_update(one, START)
+    assert tally.trained == [3, 3]
 
 
 def test_isofed_each_group_is_averaged_alone():
