@@ -54,7 +54,7 @@ def test_an_unknown_recipe_is_one_sentence():
 @pytest.mark.parametrize("name", [*METHODS, "labels-only", "all-labels"])
 def test_the_recipe_trains_the_sites_of_all_methods_alike(name):
     method = read({"recipe": "fewlabel", "method": name}).method
-    assert (method.local.epochs, method.local.batch_size, method.local.momentum) == (3, 32, 0.9)
+    assert (method.local.epochs, method.local.batch_size, method.local.momentum) == (5, 32, 0.9)
     assert method.local.lr * getattr(method, "weight_labeled", 1) == pytest.approx(0.03)
     assert getattr(method, "epochs_unlabeled", 1) == 1
     assert Experiment(method=name, train="fewlabel").method == method
@@ -62,7 +62,7 @@ def test_the_recipe_trains_the_sites_of_all_methods_alike(name):
 
 def test_settings_of_a_method_win_over_the_recipe():
     method = read({"recipe": "fewlabel", "method": {"name": "cbafed", "beta": 0.1}}, ["method.local.lr=0.1"]).method
-    assert (method.local.lr, method.local.epochs, method.beta) == (0.1, 3, 0.1)
+    assert (method.local.lr, method.local.epochs, method.beta) == (0.1, 5, 0.1)
     assert read({"recipe": "printed", "method": "cbafed"}).method == METHODS["cbafed"]
 
 

@@ -111,13 +111,13 @@ ABOUT = {
 }
 
 # How sites train by the recipe `fewlabel`: the same for all methods, because the papers' settings differ widely.
-SITES = Local(epochs=3, batch_size=32, lr=0.03, lr_unlabeled=0.02)
+SITES = Local(epochs=5, batch_size=32, lr=0.03, lr_unlabeled=0.02)
 
 
 def by_recipe(name: str) -> dict[str, Any]:
     """Return what the recipe `fewlabel` changes in a method's settings.
 
-    In a round, sites train for three epochs on labels and for one on unlabeled images. In FedIRM, sites with labels get
+    In a round, sites train for five epochs on labels and for one on unlabeled images. In FedIRM, sites with labels get
     half of the weight in the average, as in RSCFed; by their size, a single one would be outvoted.
     """
     method = METHODS[name]

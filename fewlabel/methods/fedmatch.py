@@ -146,8 +146,7 @@ class FedMatch:
 
     def weights(self, scores: list[Score]) -> list[float]:
         """Return the weights of models, eq. 4. If no model is ever right, all count alike."""
-        accuracy = [found.accuracy for found in scores]
-        return accuracy if any(accuracy) else [1.0 for _ in accuracy]
+        return [found.accuracy for found in scores] if any(found.accuracy for found in scores) else [1.0] * len(scores)
 
     def choose(self, state: State, psis: dict[str, Packed], scores: dict[str, Score]) -> tuple[Helper, ...]:
         """Return who may help from the next round on. If nobody moved psi, the helpers stay the same."""
@@ -184,8 +183,7 @@ class FedMatch:
         received, helpers = unpack(msg.psi, empty), [unpack(psi, empty) for psi in msg.helpers]
         net = Decomposed(model, msg.sigma, received)
         optimizers = net.optimizers(self.local, msg.lr)
-        epochs = msg.epochs if labeled else self.epochs_unlabeled or msg.epochs
-        for epoch in range(1, epochs + 1):
+        for epoch in range(1, 1 + (msg.epochs if labeled else self.epochs_unlabeled or msg.epochs)):
             # With helpers, eq. 1 trains psi on the plain view, too.
             steps = paired(labeled, unlabeled, ("plain", "strong"), *self.sizes(site), 1 + bool(helpers))
             losses = partial(self.supervised, net, site), partial(self.unsupervised, net, helpers, site, epoch)
@@ -205,8 +203,8 @@ class FedMatch:
 
     def supervised(self, net: Decomposed, site: Site[None], batch: tuple[Tensor, Tensor]) -> Tensor:
         """Return the loss of sigma, eq. 5."""
-        x, y = batch
-        return self.weight_labeled * cross_entropy(adjusted(net(x, net.sigma, frozen(net.psi)), site.labeled), y)
+        logits = adjusted(net(batch[0], net.sigma, frozen(net.psi)), site.labeled)
+        return self.weight_labeled * cross_entropy(logits, batch[1])
 
     def unsupervised(self, net: Decomposed, helpers: Trees, site: Site[None], epoch: int, batch: Batch) -> Tensor:
         """Return the loss of psi, eq. 6."""
