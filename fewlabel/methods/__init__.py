@@ -11,6 +11,7 @@ from fewlabel.methods.fedavg import FedAvg
 from fewlabel.methods.fedirm import FedIRM
 from fewlabel.methods.fedmatch import FedMatch
 from fewlabel.methods.fedmatch_iclr import FedMatchICLR
+from fewlabel.methods.fl2 import FL2
 from fewlabel.methods.isofed import IsoFed
 from fewlabel.methods.rscfed import RSCFed
 from fewlabel.methods.sage import SAGE
@@ -69,6 +70,7 @@ METHODS: dict[str, Any] = {
     ),
     "semifl": SemiFL(),
     "sage": SAGE(),
+    "fl2": FL2(),
     # Baselines of the papers.
     **{
         f"{sharing}-{loss}": FedAvg(local=FedMatch().local, unlabeled=loss, **settings)
