@@ -155,6 +155,17 @@ def sage() -> Picture:
     return p.arrow(320, 50, 370, 85, "").arrow(320, 150, 370, 115)
 
 
+def proxyfl() -> Picture:
+    p = Picture(640, 220)
+    words = "labels: cross-entropy", "sure images: FixMatch", "undecided ones: towards the", "proxies of likely classes"
+    p.box(10, 60, 200, 110, "a client", *words, fill=LABELED)
+    p.box(300, 20, 150, 60, "mean", "of the weights", fill=SERVER)
+    p.box(300, 130, 150, 70, "proxies", "each client's rows", "of the classifier", fill=SERVER)
+    p.arrow(210, 95, 300, 55).arrow(210, 135, 300, 160)
+    p.box(500, 70, 130, 80, "tuned proxies", "tell all clients'", "proxies apart", fill=SERVER)
+    return p.arrow(450, 60, 500, 90).arrow(450, 160, 500, 130)
+
+
 def architecture() -> Picture:
     p = Picture(660, 440)
     p.box(20, 20, 300, 64, "methods", "what the paper says:", "round, local_update", fill=SERVER)
@@ -173,7 +184,7 @@ def architecture() -> Picture:
     return p.text(96, 354, "through the wire only")
 
 
-PICTURES = (rscfed, fedirm, cbafed, isofed, fedmatch, semifl, sage, fl2, architecture)
+PICTURES = (rscfed, fedirm, cbafed, isofed, fedmatch, semifl, sage, fl2, proxyfl, architecture)
 
 if __name__ == "__main__":
     for draw in PICTURES:

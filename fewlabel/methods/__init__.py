@@ -13,6 +13,7 @@ from fewlabel.methods.fedmatch import FedMatch
 from fewlabel.methods.fedmatch_iclr import FedMatchICLR
 from fewlabel.methods.fl2 import FL2
 from fewlabel.methods.isofed import IsoFed
+from fewlabel.methods.proxyfl import ProxyFL
 from fewlabel.methods.rscfed import RSCFed
 from fewlabel.methods.sage import SAGE
 from fewlabel.methods.semifl import SemiFL
@@ -71,6 +72,7 @@ METHODS: dict[str, Any] = {
     "semifl": SemiFL(),
     "sage": SAGE(),
     "fl2": FL2(),
+    "proxyfl": ProxyFL(),
     # Baselines of the papers.
     **{
         f"{sharing}-{loss}": FedAvg(local=FedMatch().local, unlabeled=loss, **settings)
