@@ -131,6 +131,19 @@ def semifl() -> Picture:
     return p.text(290, 164, "next round")
 
 
+def fl2() -> Picture:
+    p = Picture(640, 210)
+    p.box(10, 70, 80, 60, "model", fill=SERVER)
+    words = "label own images once", "threshold: mean confidence", "weights nearby must", "predict the same"
+    p.box(130, 40, 190, 110, "1. unlabeled clients", *words, fill=UNLABELED)
+    p.box(360, 60, 90, 80, "mean by", "1 - threshold,", "momentum", fill=SERVER)
+    words = "the server, or", "labeled clients:", "cross-entropy"
+    p.box(490, 45, 130, 100, "2. fine-tuning", *words, fill=LABELED)
+    p.arrow(90, 100, 130, 100).arrow(320, 100, 360, 100).arrow(450, 100, 490, 100)
+    p.parts.append('<path d="M555,145 V190 H50 V132" fill="none" stroke="#333" marker-end="url(#tip)"/>')
+    return p.text(290, 184, "next round")
+
+
 def sage() -> Picture:
     p = Picture(640, 200)
     p.box(10, 70, 110, 60, "unlabeled image", "weak view", fill=UNLABELED)
@@ -140,6 +153,17 @@ def sage() -> Picture:
     words = "local label: exp(-kappa gap),", "global label: the rest"
     p.box(370, 60, 250, 80, "soft target of the strong view", *words)
     return p.arrow(320, 50, 370, 85, "").arrow(320, 150, 370, 115)
+
+
+def proxyfl() -> Picture:
+    p = Picture(640, 220)
+    words = "labels: cross-entropy", "sure images: FixMatch", "undecided ones: towards the", "proxies of likely classes"
+    p.box(10, 60, 200, 110, "a client", *words, fill=LABELED)
+    p.box(300, 20, 150, 60, "mean", "of the weights", fill=SERVER)
+    p.box(300, 130, 150, 70, "proxies", "each client's rows", "of the classifier", fill=SERVER)
+    p.arrow(210, 95, 300, 55).arrow(210, 135, 300, 160)
+    p.box(500, 70, 130, 80, "tuned proxies", "tell all clients'", "proxies apart", fill=SERVER)
+    return p.arrow(450, 60, 500, 90).arrow(450, 160, 500, 130)
 
 
 def architecture() -> Picture:
@@ -160,7 +184,7 @@ def architecture() -> Picture:
     return p.text(96, 354, "through the wire only")
 
 
-PICTURES = (rscfed, fedirm, cbafed, isofed, fedmatch, semifl, sage, architecture)
+PICTURES = (rscfed, fedirm, cbafed, isofed, fedmatch, semifl, sage, fl2, proxyfl, architecture)
 
 if __name__ == "__main__":
     for draw in PICTURES:

@@ -38,6 +38,15 @@ def all_warmup(method: Any, experiment: Any) -> Iterator[str]:
         )
 
 
+def for_every_client(method: Any, experiment: Any) -> Iterator[str]:
+    """Warn if some clients have no labels. A method made for labels at every client uses this as its `cautions`."""
+    if experiment.labels.at == "some-clients":
+        yield (
+            f"{experiment.name} is made for labels at every client; clients without labels train on pseudo-labels "
+            "alone and count as much as the others; its paper has labels.at = 'every-client'"
+        )
+
+
 def plots(method: Any) -> tuple[Plot, ...]:
     """Return the plots that a method wants of its rounds."""
     wanted: tuple[Plot, ...] = getattr(method, "plots", ())

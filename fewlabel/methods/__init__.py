@@ -11,7 +11,9 @@ from fewlabel.methods.fedavg import FedAvg
 from fewlabel.methods.fedirm import FedIRM
 from fewlabel.methods.fedmatch import FedMatch
 from fewlabel.methods.fedmatch_iclr import FedMatchICLR
+from fewlabel.methods.fl2 import FL2
 from fewlabel.methods.isofed import IsoFed
+from fewlabel.methods.proxyfl import ProxyFL
 from fewlabel.methods.rscfed import RSCFed
 from fewlabel.methods.sage import SAGE
 from fewlabel.methods.semifl import SemiFL
@@ -69,6 +71,8 @@ METHODS: dict[str, Any] = {
     ),
     "semifl": SemiFL(),
     "sage": SAGE(),
+    "fl2": FL2(),
+    "proxyfl": ProxyFL(),
     # Baselines of the papers.
     **{
         f"{sharing}-{loss}": FedAvg(local=FedMatch().local, unlabeled=loss, **settings)

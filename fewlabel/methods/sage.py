@@ -21,16 +21,14 @@ Departures from the paper, and decisions where it is silent:
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fewlabel.core import tree
-from fewlabel.core.described import SUMS_DO
+from fewlabel.core.described import SUMS_DO, for_every_client
 from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Model, Site, broadcast
 from fewlabel.core.schema import Count, NonNegative, Share
 from fewlabel.core.tasks import on_client
@@ -53,13 +51,7 @@ class SAGE:
 
     label_places = frozenset({EVERY_CLIENT, SOME_CLIENTS})
     leaves = f"The weights after training. {SUMS_DO}"
-
-    def cautions(self, experiment: Any) -> Iterator[str]:
-        if experiment.labels.at == "some-clients":
-            yield (
-                f"{experiment.name} is made for labels at every client; clients without labels train on pseudo-labels "
-                "alone and count as much as the others; its paper has labels.at = 'every-client'"
-            )
+    cautions = for_every_client
 
     def init(self, fed: Federation) -> Model:
         return Model(fed.server.weights())

@@ -5,9 +5,9 @@ labels that the model is sure of (the paper's "fix" set). A client without any s
 for several epochs on these fixed labels. The loss of the fix set is FixMatch's: the strong view must get the label of
 the weak one (`learn.losses.supervised`). To it comes a loss on mixed images: as many images as in the fix set are drawn
 with replacement from all images, sure or not (the "mix" set), and mixup blends the two sets and their labels
-(`learn.mixup.mixup`). The server averages the models, with momentum over rounds (`averaged`). Second, whoever has
-labels fine-tunes the average on them (`fine_tune`). So pseudo-labels always come from a model that was just trained on
-true labels.
+(`learn.mixup.mixup`). The server averages the models, with momentum over rounds. Second, whoever has labels fine-tunes
+the average on them (`learn.alternate` has the round). So pseudo-labels always come from a model that was just trained
+on true labels.
 
 Departures from the paper, and decisions where it is silent:
 
@@ -28,26 +28,17 @@ Departures from the paper, and decisions where it is silent:
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from fewlabel.core import tree
 from fewlabel.core.described import SUMS_DO
-from fewlabel.core.federation import (
-    EVERY_CLIENT,
-    SERVER,
-    SOME_CLIENTS,
-    Federation,
-    Model,
-    Site,
-    broadcast,
-)
+from fewlabel.core.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Model, Site
 from fewlabel.core.images import Unlabeled
 from fewlabel.core.schema import NonNegative, Positive, Share
 from fewlabel.core.tasks import on_client, on_server
 from fewlabel.core.tree import Tree
+from fewlabel.learn.alternate import State, alternate, fine_tuned, start
 from fewlabel.learn.loop import fit
 from fewlabel.learn.losses import supervised
 from fewlabel.learn.mixup import mixup
@@ -55,12 +46,6 @@ from fewlabel.learn.optim import Local, optimizer
 from fewlabel.learn.thresholds import predict
 
 Pair = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # of the fix set: weak, strong, index; of the mix set: weak, index
-
-
-@dataclass(frozen=True)
-class State:
-    model: Tree
-    velocity: Tree  # what the clients' phase changed in the last round, momentum included
 
 
 @dataclass(frozen=True)
@@ -77,39 +62,18 @@ class SemiFL:
     leaves = f"The weights after training. {SUMS_DO}"
 
     def init(self, fed: Federation) -> State:
-        start = fed.server.weights()
-        return State(start, tree.sub(start, start))
+        return start(fed.server.weights())
 
     def model(self, state: State) -> Tree:
         return state.model
 
     def round(self, state: State, fed: Federation) -> State:
-        jobs = broadcast(fed.sample(among=fed.unlabeled, name="unlabeled"), Model(state.model))
-        found = fed.mean(self.local_update, jobs, state.model)
-        if found.replies:
-            state = self.averaged(state, found.model)
-        jobs = broadcast(fed.sample(among=fed.labeled, name="labeled"), Model(state.model))
-        model = fed.mean(self.fine_tune, jobs, state.model, weight=lambda reply: reply.client.num_labeled).model
-        if fed.server.labeled:
-            [tuned] = fed.map(self.fine_tune, [Model(model)])
-            model = tuned.model if tuned else model
-        return State(model, state.velocity)
-
-    def averaged(self, state: State, mean: Tree) -> State:
-        """Return the state after a step of SGD with momentum, at rate 1, from the sent model to the clients' mean."""
-        model = tree.add(mean, state.velocity, self.global_momentum)
-        return State(model, tree.sub(model, state.model))
+        return alternate(fed, state, self.local_update, self.fine_tune, self.global_momentum)
 
     @on_client
     @on_server
     def fine_tune(self, site: Site[None], msg: Model) -> Model | None:
-        """Train on the site's labels, as the paper's server does."""
-        if not site.labeled:
-            return None
-        model, local = site.load(msg.model), self.local
-        batches = (batch for _ in range(local.epochs) for batch in site.labeled.batches("weak", local.batch_size))
-        fit(model, optimizer(model, local), batches, partial(supervised, model, site.labeled), local.clip)
-        return Model(site.weights())
+        return fine_tuned(site, msg, self.local)
 
     @on_client
     def local_update(self, site: Site[None], msg: Model) -> Model | None:

@@ -13,9 +13,10 @@ import torch
 
 from fewlabel.core.federation import Model, Site
 from fewlabel.core.rng import Rng
+from fewlabel.learn.alternate import State, averaged
 from fewlabel.learn.optim import Local
 from fewlabel.methods import METHODS
-from fewlabel.methods.semifl import SemiFL, State
+from fewlabel.methods.semifl import SemiFL
 from tests.hand import STEP, passes, site, values, weights
 from tests.methods.test_rscfed import START, SUPERVISED, Few, approx, moved, sigmoid
 
@@ -143,14 +144,13 @@ def one(value: float) -> dict[str, torch.Tensor]:
 
 
 def test_semifl_average_has_momentum_over_rounds():
-    method = replace(FIX, global_momentum=0.5)
-    first = method.averaged(State(one(0.0), one(0.0)), one(1.0))
+    first = averaged(State(one(0.0), one(0.0)), one(1.0), 0.5)
     assert (first.model["w"].item(), first.velocity["w"].item()) == (1.0, 1.0)
     # Fine-tuned to 2, then the clients' mean is 2.5: 2 + 0.5 * 1 + (2.5 - 2) = 3.
-    second = method.averaged(State(one(2.0), first.velocity), one(2.5))
+    second = averaged(State(one(2.0), first.velocity), one(2.5), 0.5)
     assert (second.model["w"].item(), second.velocity["w"].item()) == (3.0, 1.0)
     assert second.model["n.running_mean"].item() == 2.5  # statistics have none
-    assert torch.equal(FIX.averaged(State(one(2.0), first.velocity), one(2.5)).model["w"], one(2.5)["w"])
+    assert torch.equal(averaged(State(one(2.0), first.velocity), one(2.5), 0.0).model["w"], one(2.5)["w"])
 
 
 def test_the_defaults_are_those_of_the_paper():

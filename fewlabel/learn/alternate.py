@@ -1,0 +1,65 @@
+"""Alternate training, the round of SemiFL and (FL)2: first unlabeled clients, then whoever has labels."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fewlabel.core import tree
+from fewlabel.core.federation import Federation, Model, Reply, Site, broadcast, by_size
+from fewlabel.core.tree import Tree
+from fewlabel.learn.loop import fit
+from fewlabel.learn.losses import supervised
+from fewlabel.learn.optim import Local, optimizer
+
+
+@dataclass(frozen=True)
+class State:
+    model: Tree
+    velocity: Tree  # what the clients' phase changed in the last round, momentum included
+
+
+def start(weights: Tree) -> State:
+    """Return the state before the first round."""
+    return State(weights, tree.sub(weights, weights))
+
+
+def alternate(
+    fed: Federation,
+    state: State,
+    local_update: Callable[..., Any],
+    fine_tune: Callable[..., Any],
+    momentum: float,
+    weight: Callable[[Reply[Any]], float] = by_size,
+) -> State:
+    """Play a round: unlabeled clients train, the server averages with momentum, and labels fine-tune the average.
+
+    Labeled clients fine-tune it together, and count by their labels. If the server has labels, it comes last. Both run
+    the task `fine_tune`.
+    """
+    jobs = broadcast(fed.sample(among=fed.unlabeled, name="unlabeled"), Model(state.model))
+    found = fed.mean(local_update, jobs, state.model, weight=weight)
+    if found.replies:
+        state = averaged(state, found.model, momentum)
+    jobs = broadcast(fed.sample(among=fed.labeled, name="labeled"), Model(state.model))
+    model = fed.mean(fine_tune, jobs, state.model, weight=lambda reply: reply.client.num_labeled).model
+    if fed.server.labeled:
+        [tuned] = fed.map(fine_tune, [Model(model)])
+        model = tuned.model if tuned else model
+    return State(model, state.velocity)
+
+
+def averaged(state: State, mean: Tree, momentum: float) -> State:
+    """Return the state after a step of SGD with momentum, at rate 1, from the sent model to the clients' mean."""
+    model = tree.add(mean, state.velocity, momentum)
+    return State(model, tree.sub(model, state.model))
+
+
+def fine_tuned(site: Site[Any], msg: Model, local: Local) -> Model | None:
+    """Train a received model on the site's labels, as the server of both papers does."""
+    if not site.labeled:
+        return None
+    model, labeled = site.load(msg.model), site.labeled
+    batches = (batch for _ in range(local.epochs) for batch in labeled.batches("weak", local.batch_size))
+    fit(model, optimizer(model, local), batches, partial(supervised, model, labeled), local.clip)
+    return Model(site.weights())
