@@ -60,6 +60,12 @@ def test_the_recipe_trains_the_sites_of_all_methods_alike(name):
     assert Experiment(method=name, train="fewlabel").method == method
 
 
+def test_labeled_clients_get_half_of_the_weight_where_they_would_be_outvoted():
+    share = {name: read({"recipe": "fewlabel", "method": name}).method.labeled_share for name in ("fedirm", "cbafed")}
+    assert share == {"fedirm": 0.5, "cbafed": 0.5}
+    assert read({"recipe": "fewlabel", "method": "rscfed-authors"}).method.labeled_share is None  # they count six times
+
+
 def test_settings_of_a_method_win_over_the_recipe():
     method = read({"recipe": "fewlabel", "method": {"name": "cbafed", "beta": 0.1}}, ["method.local.lr=0.1"]).method
     assert (method.local.lr, method.local.epochs, method.beta) == (0.1, 5, 0.1)
