@@ -136,7 +136,16 @@ class Labeled:
 
     def batches(self, view: str = "weak", size: int = 64, shuffle: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """Pass once over the images. Yield each batch with its labels."""
+        yield from ((x, y) for x, y in self.views((view,), size, shuffle))
+
+    def views(
+        self, names: tuple[str, ...], size: int = 64, shuffle: bool = True, counted: int = 1
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Pass once over the images. For each batch, yield the requested views in order, and the labels.
+
+        `counted` is the number of views that go through a backward pass.
+        """
         chosen = torch.arange(len(self), device=self._where.device)
         for index in cut(shuffled(chosen, self._rng) if shuffle else chosen, size):
-            self._tally.add(len(index), int(self._pseudo[index].sum()))
-            yield self._images.views(self._where[index], (view,), self._rng)[0], self.y[index]
+            self._tally.add(counted * len(index), counted * int(self._pseudo[index].sum()))
+            yield (*self._images.views(self._where[index], names, self._rng), self.y[index])

@@ -15,6 +15,7 @@ from fewlabel.methods.isofed import IsoFed
 from fewlabel.methods.rscfed import RSCFed
 from fewlabel.methods.sage import SAGE
 from fewlabel.methods.semifl import SemiFL
+from fewlabel.methods.twinsight import TwinSight
 
 PLAIN_LABELS: dict[str, Any] = {"adaptive": False, "tail": False, "residual": False}
 
@@ -69,6 +70,7 @@ METHODS: dict[str, Any] = {
     ),
     "semifl": SemiFL(),
     "sage": SAGE(),
+    "twin-sight": TwinSight(),
     # Baselines of the papers.
     **{
         f"{sharing}-{loss}": FedAvg(local=FedMatch().local, unlabeled=loss, **settings)
@@ -117,8 +119,8 @@ SITES = Local(epochs=3, batch_size=32, lr=0.03, lr_unlabeled=0.02)
 def by_recipe(name: str) -> dict[str, Any]:
     """Return what the recipe `fewlabel` changes in a method's settings.
 
-    In a round, sites train for three epochs on labels and for one on unlabeled images. In FedIRM, sites with labels get
-    half of the weight in the average, as in RSCFed; by their size, a single one would be outvoted.
+    In a round, sites train for three epochs on labels and for one on unlabeled images. In FedIRM and Twin-sight, sites
+    with labels get half of the weight in the average, as in RSCFed; by their size, a single one would be outvoted.
     """
     method = METHODS[name]
     found: dict[str, Any] = {"local": plain(SITES)}
@@ -126,7 +128,7 @@ def by_recipe(name: str) -> dict[str, Any]:
         found["local"] |= {"lr": SITES.lr / 10, "lr_unlabeled": "none", "weight_decay": 0.0, "clip": 50.0}
     if hasattr(method, "epochs_unlabeled"):
         found["epochs_unlabeled"] = 1
-    if isinstance(method, FedIRM):
+    if isinstance(method, FedIRM | TwinSight):
         found["labeled_share"] = 0.5
     if name == "fed-selftraining":
         found["warmup"] = 0  # the recipe has one
