@@ -17,6 +17,7 @@ from fewlabel.core.federation import Model, Site
 from fewlabel.core.images import Tally
 from fewlabel.core.rng import Rng
 from fewlabel.core.wire import WireError
+from fewlabel.experiment import Experiment
 from fewlabel.learn.contrast import PROJECTED, Projection
 from fewlabel.learn.optim import Local
 from fewlabel.methods import METHODS
@@ -177,6 +178,11 @@ def test_twinsight_labeled_clients_may_have_a_share_of_the_models_average_whatev
     assert moved(half.round(sent(), fed)) == approx((-3 / 4 + 1 / 4) / 2)
     shared = half.round(sent(), fed).projection, BARE.round(sent(), fed).projection
     torch.testing.assert_close(*shared)  # the twin is averaged by size
+
+
+def test_twinsight_labeled_clients_get_half_of_the_weight_by_the_recipe():
+    method = Experiment(method="twin-sight", train="fewlabel").method
+    assert (method.labeled_share, method.epochs_unlabeled, method.local.epochs) == (0.5, 1, 3)
 
 
 def test_twinsight_keeps_both_twins_if_nobody_replies():
