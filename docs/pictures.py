@@ -166,6 +166,20 @@ def proxyfl() -> Picture:
     return p.arrow(450, 60, 500, 90).arrow(450, 160, 500, 130)
 
 
+def twinsight() -> Picture:
+    p = Picture(640, 220)
+    p.box(10, 80, 110, 60, "any client", "two views", "of its images", fill=UNLABELED)
+    words = "learns from labels, or from", "sure pseudo-labels"
+    p.box(170, 15, 220, 70, "supervised model", *words, fill=LABELED)
+    words = "learns to tell images apart,", "the same at all clients"
+    p.box(170, 135, 220, 70, "self-supervised twin", *words, fill=UNLABELED)
+    p.arrow(120, 100, 170, 60).arrow(120, 120, 170, 160)
+    p.arrow(280, 85, 280, 135).arrow(280, 135, 280, 85).text(290, 114, "find the same images alike", anchor="start")
+    p.box(500, 15, 130, 70, "new model", "mean of the models,", "shipped", fill=SERVER)
+    p.box(500, 135, 130, 70, "new twin", "mean of the twins", fill=SERVER)
+    return p.arrow(390, 50, 500, 50, "weights").arrow(390, 170, 500, 170, "weights")
+
+
 def architecture() -> Picture:
     p = Picture(660, 440)
     p.box(20, 20, 300, 64, "methods", "what the paper says:", "round, local_update", fill=SERVER)
@@ -184,7 +198,7 @@ def architecture() -> Picture:
     return p.text(96, 354, "through the wire only")
 
 
-PICTURES = (rscfed, fedirm, cbafed, isofed, fedmatch, semifl, sage, fl2, proxyfl, architecture)
+PICTURES = (rscfed, fedirm, cbafed, isofed, fedmatch, semifl, sage, fl2, proxyfl, twinsight, architecture)
 
 if __name__ == "__main__":
     for draw in PICTURES:

@@ -183,8 +183,17 @@ class Labeled:
 
     def batches(self, view: str = "weak", size: int = 64, shuffle: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """Pass once over the images. Yield each batch with its labels."""
+        return ((x, y) for x, y in self.views((view,), size, shuffle))
+
+    def views(
+        self, names: tuple[str, ...], size: int = 64, shuffle: bool = True, counted: int = 1
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Pass once over the images. For each batch, yield the requested views in order, and the labels.
+
+        `counted` is the number of views that go through a backward pass.
+        """
         chosen = torch.arange(len(self), device=self._where.device)
         for index in cut(shuffled(chosen, self._rng) if shuffle else chosen, size):
-            batch = self._images.views(self._where[index], (view,), self._rng)[0], self.y[index]
-            self._tally.draw(batch, len(index), int(self._pseudo[index].sum()))
+            batch = (*self._images.views(self._where[index], names, self._rng), self.y[index])
+            self._tally.draw(batch, counted * len(index), counted * int(self._pseudo[index].sum()))
             yield batch

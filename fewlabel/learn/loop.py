@@ -63,6 +63,18 @@ def paired(
     yield from islice(zip(first, second, strict=False), steps(labeled, unlabeled, size, other))
 
 
+def paired_views(
+    labeled: Labeled | None, unlabeled: Unlabeled | None, views: tuple[str, ...], size: int, counted: tuple[int, int]
+) -> Iterator[tuple[tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]]:
+    """Pass once over a site's images like `paired`. Labeled images come in the same views, followed by their labels.
+
+    `counted` is the number of views, labeled and unlabeled, that go through a backward pass.
+    """
+    first = _again(lambda: labeled.views(views, size, counted=counted[0])) if labeled else repeat(None)
+    second = _again(lambda: unlabeled.batches(views, size, counted=counted[1])) if unlabeled else repeat(None)
+    yield from islice(zip(first, second, strict=False), steps(labeled, unlabeled, size, size))
+
+
 def steps(labeled: Labeled | None, unlabeled: Unlabeled | None, size: int, size_unlabeled: int) -> int:
     """Return how many pairs `paired` yields."""
     sets = ((labeled, size), (unlabeled, size_unlabeled))

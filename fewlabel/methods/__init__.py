@@ -17,6 +17,7 @@ from fewlabel.methods.proxyfl import ProxyFL
 from fewlabel.methods.rscfed import RSCFed
 from fewlabel.methods.sage import SAGE
 from fewlabel.methods.semifl import SemiFL
+from fewlabel.methods.twinsight import TwinSight
 
 PLAIN_LABELS: dict[str, Any] = {"adaptive": False, "tail": False, "residual": False}
 
@@ -73,6 +74,7 @@ METHODS: dict[str, Any] = {
     "sage": SAGE(),
     "fl2": FL2(),
     "proxyfl": ProxyFL(),
+    "twin-sight": TwinSight(),
     # Baselines of the papers.
     **{
         f"{sharing}-{loss}": FedAvg(local=FedMatch().local, unlabeled=loss, **settings)

@@ -79,6 +79,18 @@ def test_unlabeled_batches_hold_the_views_asked_for_and_the_index_of_their_image
     assert sorted(seen) == list(range(6))
 
 
+def test_labeled_images_come_in_several_views_with_their_labels():
+    where = torch.tensor([4, 8, 15, 16, 23, 42])
+    labeled = Labeled(numbered(50), where, where % 5, generator())
+    sizes = []
+    for plain, weak_, again, y in labeled.views(("plain", "weak", "plain"), 4):
+        assert torch.equal(plain.flatten().round().long() % 5, y)
+        assert torch.equal(plain, again)
+        assert weak_.shape == plain.shape
+        sizes.append(len(y))
+    assert sizes == [4, 2]
+
+
 def test_unlabeled_batches_of_a_subset_hold_just_that():
     unlabeled = Unlabeled(numbered(50), torch.arange(10, 30), generator())
     batches = list(unlabeled.batches(("plain",), 2, subset=torch.tensor([3, 1, 7])))
@@ -111,6 +123,7 @@ def test_u5_a_tally_counts_the_images_of_each_step_by_whether_the_site_has_their
     assert counted(labeled.batches(size=2)) == (5, 0)
     assert counted(unlabeled.batches(("weak", "strong"), 4)) == (0, 10)  # an image counts once, however many its views
     assert counted(unlabeled.batches(("weak", "weak"), 4, counted=2)) == (0, 20)  # unless both are trained on
+    assert counted((labeled + pseudo).views(("weak", "weak"), counted=2)) == (10, 6)
     assert counted(unlabeled.batches(subset=torch.tensor([1, 2]))) == (0, 2)
     assert counted(pseudo.batches()) == (0, 3)
     assert counted((labeled + pseudo).batches(size=4)) == counted((pseudo + labeled).batches(size=4)) == (5, 3)

@@ -66,7 +66,7 @@ def test_a_site_shows_what_it_holds_out_and_trains_on_the_rest(tmp_path):
         assert (counts[0] - 0.25 * counts[1]).abs().max() < 1.5  # two labels are kept at any rate
         for _ in part.held_out.batches("plain"):
             pass
-        assert part.tally.labeled == 0  # looking at it is no training
+        assert part.tally.trained[0] == 0  # looking at it is no training
 
 
 def test_the_same_labels_are_held_out_in_every_round_and_other_ones_with_another_seed(tmp_path):

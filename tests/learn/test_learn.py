@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from fewlabel.core.images import Labeled, Unlabeled
+from fewlabel.core.images import Labeled, Tally, Unlabeled
 from fewlabel.core.tree import of
 from fewlabel.data.images import Images
-from fewlabel.learn.loop import fit, paired
+from fewlabel.learn.loop import fit, paired, paired_views
 from fewlabel.learn.losses import proximal
 from fewlabel.learn.optim import SGD, Local, memory_of, optimizer
 from tests.nets import tiny
@@ -230,6 +230,21 @@ def test_the_kind_with_fewer_batches_begins_again_until_the_other_is_through(lab
             one = seen[start : start + count]
             assert len(set(one)) == len(one)
         assert set(seen) == set(range(count))
+
+
+def test_pairs_may_hold_several_views_of_labeled_images_too():
+    where, rng = torch.arange(10), torch.Generator().manual_seed(0)
+    tally = Tally()
+    labeled = Labeled(numbered(10), where[:4], where[:4], rng, tally)
+    unlabeled = Unlabeled(numbered(10), where, rng, tally)
+    pairs = list(paired_views(labeled, unlabeled, ("plain", "plain"), 2, (3, 4)))
+    assert len(pairs) == 5  # and the labeled batches begin again
+    for (x, again, y), (u, _, index) in pairs:
+        assert x.flatten().tolist() == again.flatten().tolist() == y.tolist()
+        assert u.flatten().tolist() == index.tolist()
+    assert tally.trained == [3 * 10, 4 * 10]
+    assert [first for first, _ in paired_views(None, unlabeled, ("weak",), 10, (1, 1))] == [None]
+    assert [second for _, second in paired_views(labeled, None, ("weak",), 10, (1, 1))] == [None]
 
 
 # Losses

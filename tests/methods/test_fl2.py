@@ -110,7 +110,7 @@ def test_the_pass_through_the_weights_nearby_counts_as_work():
         one = site(0, unlabeled=[1, 1])
         one.unlabeled._tally = one.tally
         replace(PLAIN, radius=radius, threshold=0.7).local_update(one, START)
-        assert (one.tally.labeled, one.tally.unlabeled) == (0, counted)
+        assert one.tally.trained == [0, counted]
 
 
 def test_the_pass_through_the_weights_nearby_leaves_batchnorm_statistics_alone():
