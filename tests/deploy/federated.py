@@ -87,7 +87,7 @@ def local_grid(data: Path, state: Path, **more) -> LocalGrid:
             "client": int(path.stem.split("-")[1]),
             "data": str(path),
             "state": str(state / path.stem),
-            "modules": "tests.nets, tests.keeper",
+            "modules": "tests.nets, tests.keeper, fewlabel.engine.conformance",
         }
         for number, path in enumerate(places)
     }
