@@ -36,13 +36,6 @@ class Net:
     #   each client, or recomputed over all clients' images
 
 
-def network_for(data: str) -> str:
-    """Return the network for a data set, if nobody has named one: the small ResNet for images of your own."""
-    from fewlabel.data.own.listing import KINDS
-
-    return "small-resnet" if data in KINDS or ":" in data else Net.name
-
-
 @dataclass(frozen=True)
 class Train:
     """The recipe: how models are trained, whatever the method. The defaults are the papers', who have none of it."""
@@ -53,6 +46,7 @@ class Train:
     balance: Literal["none", "logit-adjusted"] = "none"  # logit-adjusted: rare classes of a site's labels count more
     warmup: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # share of the rounds without unlabeled images, for
     #   methods that have no warm-up of their own
+    batches: Count = 1  # batches in a pass over labels, at least; batches are smaller where there are few labels
 
     @property
     def words(self) -> str:
@@ -66,7 +60,7 @@ class Train:
         return ", ".join(part for part, used in parts.items() if used) or "trained as the papers print it"
 
 
-RECIPES = {"printed": Train(), "fewlabel": Train("cosine", 0.8, "logit-adjusted", 0.25)}
+RECIPES = {"printed": Train(), "fewlabel": Train("cosine", 0.8, "logit-adjusted", 0.25, 4)}
 USUAL = "fewlabel"  # the recipe of commands and of `fl.run`; a stored run without one is as printed
 
 
@@ -263,7 +257,7 @@ class Experiment:
         if isinstance(self.method, str):
             row = ROWS.get(self.method)
             object.__setattr__(self, "name", self.name or self.method)
-            recipe = self.train if isinstance(self.train, str) else self.recipe_name
+            recipe = self.train if isinstance(self.train, str) else "printed" if self.recipe == Train() else USUAL
             object.__setattr__(self, "method", method_named(self.method, sites_by_recipe(recipe, self.method)))
             if row and row[1] and isinstance(self.labels, Labels):
                 changes = with_every_label(vars(self.labels), isinstance(self.stream, Stream))
@@ -395,8 +389,10 @@ def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
     if (recipe := data.pop("recipe", None)) is not None:  # which `train` and `method` may change in part
         given = data.get("train", {})
         data["train"] = overlay(schema.plain(recipe_named(str(recipe))), given) if isinstance(given, Mapping) else given
-        if isinstance(method, dict):
-            data["method"] = overlay(sites_by_recipe(str(recipe), name), data.get("method", {}))
+    elif data.get("train") == schema.plain(RECIPES[USUAL]):  # of a stored run, perhaps with another method
+        recipe = USUAL
+    if isinstance(method, dict):
+        data["method"] = overlay(sites_by_recipe(str(recipe), name), data.get("method", {}))
     source, labels = data.get("data"), data.get("labels", {})
     if isinstance(source, dict) and is_own(str(source.get("name"))) and isinstance(labels, Mapping):
         data["labels"] = labels_of_own_data(labels)

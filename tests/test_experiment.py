@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.core.federation import LabelPlace
 from fewlabel.data.partition import deal
-from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net, Stream, dumps, load, network_for, read
+from fewlabel.experiment import Clients, Data, Evaluate, Experiment, Labels, Net, Stream, dumps, load, read
 from fewlabel.learn.optim import Local
 from fewlabel.methods import METHODS
 from fewlabel.methods.fedavg import FedAvg
@@ -23,11 +23,6 @@ def reread(experiment: Experiment) -> Experiment:
 
 
 # Precedence
-
-
-def test_your_own_images_get_the_small_resnet_and_published_ones_the_papers_network():
-    assert {network_for(data) for data in ("folder", "csv", "npz", "dicom", "mine:images")} == {"small-resnet"}
-    assert {network_for(data) for data in ("digits", "cifar10")} == {"simple-cnn"}
 
 
 def test_an_override_wins_over_the_file_and_the_file_over_the_default(tmp_path):

@@ -58,7 +58,7 @@ def test_without_the_blood_cells_nothing_is_measured_and_one_sentence_says_so(tm
     )
 
 
-@pytest.mark.parametrize(("name", "epochs", "batch"), [("flower", 5, 10), ("flower-sites", 3, 32)])
+@pytest.mark.parametrize(("name", "epochs", "batch"), [("flower", 5, 10), ("flower-sites", 5, 32)])
 def test_flower_has_the_work_of_printed_and_trains_its_sites_by_either_recipe(cells, monkeypatch, name, epochs, batch):
     with work_folder() as folder:
         good_model.lay_out(folder, cells, rounds=1)

@@ -16,6 +16,7 @@ from fewlabel.engine.rounds import Server
 from fewlabel.engine.run import execute
 from fewlabel.engine.serial import Serial
 from fewlabel.experiment import RECIPES, Experiment, Train, dumps, read
+from fewlabel.learn.loop import paired
 from fewlabel.learn.losses import adjusted, annealed
 from fewlabel.learn.optim import SGD, Adam, Local
 from fewlabel.methods import METHODS
@@ -39,7 +40,7 @@ def test_without_a_recipe_an_experiment_is_as_printed_and_stays_so():
     assert old.train is None
     assert old.recipe == RECIPES["printed"]
     assert "[train]" not in dumps(old)
-    whole = {"schedule": "cosine", "average": 0.8, "balance": "logit-adjusted", "warmup": 0.25}
+    whole = {"schedule": "cosine", "average": 0.8, "balance": "logit-adjusted", "warmup": 0.25, "batches": 4}
     assert read({"recipe": "fewlabel"}).train == read({"train": whole}).train
 
 
@@ -145,6 +146,29 @@ def test_pseudo_labels_count_in_the_prior_of_those_they_are_trained_with():
     one.labeled._balanced = one.unlabeled._balanced = 2
     both = one.labeled + one.unlabeled.with_labels(torch.tensor([0, 1]), torch.tensor([1, 1]))
     assert both.log_prior.exp().tolist() == pytest.approx([2 / 5, 3 / 5])
+
+
+# Few labels
+
+
+@pytest.mark.parametrize(("images", "size"), [(7, 2), (20, 5), (36, 9), (130, 32), (1000, 32)])
+def test_a_pass_over_few_labels_has_at_least_four_batches(images, size):
+    labeled = site(0, [(0, 0)] * images, classes=2).labeled
+    assert labeled.batch_size(32) == 32
+    labeled._least = 4
+    assert labeled.batch_size(32) == size
+    passed = [len(y) for _, y in labeled.batches("weak", 32)]
+    assert sum(passed) == images
+    assert passed[0] == size
+    assert len(list(paired(labeled, None, ("weak",), 32))) == len(passed)
+    assert len(list(labeled.batches("plain", 500, shuffle=False))) == 1 + images // 501  # no training
+
+
+def test_sets_made_of_a_sites_images_have_small_batches_too():
+    one = site(0, [(0, 0)] * 8, [1] * 16, classes=2)
+    one.labeled._least = one.unlabeled._least = 4
+    pseudo = one.unlabeled.with_labels(torch.arange(16), torch.ones(16, dtype=torch.long))
+    assert (pseudo.batch_size(32), (one.labeled + pseudo).batch_size(32)) == (4, 6)
 
 
 # The mean over rounds

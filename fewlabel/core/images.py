@@ -97,9 +97,10 @@ class Unlabeled:
         rng: torch.Generator,
         tally: Tally | None = None,
         balanced: int | None = None,
+        least: int = 1,
     ) -> None:
         self._images, self._rng, self._tally, self._balanced = images, rng, tally or Tally(), balanced
-        self._where = where.to(images.device)
+        self._where, self._least = where.to(images.device), least
 
     def __len__(self) -> int:
         return len(self._where)
@@ -130,7 +131,8 @@ class Unlabeled:
     def with_labels(self, index: Tensor, y: Tensor) -> "Labeled":
         """Return the images at `index` with fixed pseudo-labels: a class for each, or soft ones, [images, classes]."""
         pseudo = torch.ones_like(index, dtype=torch.bool)
-        return Labeled(self._images, self._where[index], y, self._rng, self._tally, pseudo, self._balanced)
+        rest = self._rng, self._tally, pseudo, self._balanced, self._least
+        return Labeled(self._images, self._where[index], y, *rest)
 
 
 def joined(first: Tensor, second: Tensor) -> Tensor:
@@ -153,9 +155,10 @@ class Labeled:
         tally: Tally | None = None,
         pseudo: Tensor | None = None,
         balanced: int | None = None,
+        least: int = 1,
     ) -> None:
         self._images, self._rng, self._tally, self._balanced = images, rng, tally or Tally(), balanced
-        self._where, self.y = where.to(images.device), y.to(images.device)
+        self._where, self.y, self._least = where.to(images.device), y.to(images.device), least
         self._pseudo = torch.zeros_like(self._where, dtype=torch.bool) if pseudo is None else pseudo
 
     def __len__(self) -> int:
@@ -164,11 +167,12 @@ class Labeled:
     def __add__(self, other: "Labeled") -> "Labeled":
         """Join two sets of images of one site."""
         where, pseudo = (torch.cat(pair) for pair in ((self._where, other._where), (self._pseudo, other._pseudo)))
-        return Labeled(self._images, where, joined(self.y, other.y), self._rng, self._tally, pseudo, self._balanced)
+        rest = self._rng, self._tally, pseudo, self._balanced, self._least
+        return Labeled(self._images, where, joined(self.y, other.y), *rest)
 
     def without_labels(self) -> Unlabeled:
         """Return these images without their labels. Training on them counts as training on unlabeled images."""
-        return Unlabeled(self._images, self._where, self._rng, self._tally, self._balanced)
+        return Unlabeled(self._images, self._where, self._rng, self._tally, self._balanced, self._least)
 
     @cached_property
     def log_prior(self) -> Tensor | None:
@@ -180,6 +184,10 @@ class Labeled:
             return None
         counts = self.y.sum(0) if self.y.ndim > 1 else torch.bincount(self.y, minlength=self._balanced)
         return ((counts + 1) / (len(self) + self._balanced)).log()
+
+    def batch_size(self, size: int) -> int:
+        """Return the size of batches, smaller than the one asked for if there would be too few to learn in a pass."""
+        return size if self._least == 1 else max(2, min(size, len(self) // self._least))
 
     def batches(self, view: str = "weak", size: int = 64, shuffle: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """Pass once over the images. Yield each batch with its labels."""
@@ -193,7 +201,9 @@ class Labeled:
         `counted` is the number of views that go through a backward pass.
         """
         chosen = torch.arange(len(self), device=self._where.device)
-        for index in cut(shuffled(chosen, self._rng) if shuffle else chosen, size):
+        for index in cut(
+            shuffled(chosen, self._rng) if shuffle else chosen, self.batch_size(size) if shuffle else size
+        ):
             batch = (*self._images.views(self._where[index], names, self._rng), self.y[index])
             self._tally.draw(batch, counted * len(index), counted * int(self._pseudo[index].sum()))
             yield batch

@@ -170,15 +170,17 @@ class Server:
         if recomputed:
             self.statistics = self._recompute(weights or {})
         self.ship(weights)
-        if recomputed and self.shipped is not weights and self.evaluated(self.round):
+        if recomputed and self.experiment.recipe.average and self.evaluated(self.round):
             self._shipped_statistics = self._recompute(self.shipped or {})
         self._calls.clear()
 
     def ship(self, weights: Tree | None) -> None:
         """Fold the model after a round into the mean over rounds that is measured and shipped."""
         decay, old = min(self.experiment.recipe.average, 1 - 1 / max(1, self.round)), self.shipped
-        if old is None or weights is None or not decay:
+        if weights is None or not self.experiment.recipe.average:
             self.shipped = weights
+        elif old is None or not decay:
+            self.shipped = {name: value.clone() for name, value in weights.items()}  # a method may change its own
         else:
             self.shipped = tree.mean([(decay, old), (1 - decay, weights)])
         self._shipped_statistics = self.statistics
@@ -187,7 +189,7 @@ class Server:
         """Go on after a checkpoint, whose state has this model."""
         self.checkpointed, self.statistics = saved.round, saved.statistics
         self.shipped, self._shipped_statistics = model, saved.statistics
-        if saved.shipped is not None:
+        if saved.shipped:
             apart = self.experiment.model.buffers == "recomputed"
             self.shipped = tree.parameters(saved.shipped) if apart else saved.shipped
             self._shipped_statistics = tree.statistics(saved.shipped) if apart else None

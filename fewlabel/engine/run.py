@@ -209,7 +209,8 @@ class Run:
             tickets = self.fed.evaluate(model) if measured else {}
             line["seconds_evaluate"] = time.monotonic() - began
             self.settle()
-            shipped = self.fed.complete() if self.experiment.recipe.average else None  # or it is the state's own
+            averaged = self.experiment.recipe.average and self.fed.shipped is not None  # or it is the state's own
+            shipped = self.fed.complete() if averaged else None
             packed = self.checkpoints.pack(Saved(number, state, self.fed.statistics, shipped))
             self.pending = Pending(number, packed, line, tickets, model)
             if self.due(number) and all(map(self.fed.executor.tickets.ready, tickets.values())):

@@ -32,18 +32,22 @@ def grid(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], changes: Se
     if twice := {change.partition("=")[0].strip() for change in changes} & axes.keys():
         raise BadInput(f"{min(twice)} is both set and varied; give one of them")
     axes = dict(sorted(axes.items(), key=lambda axis: axis[0] != "method"))  # method comes first
+    recipes = [change for change in changes if change.partition("=")[0].strip() == "recipe"]
+    others = [change for change in changes if change not in recipes]
     experiments = []
     for values in product(*axes.values()):
         table: dict[str, Any] = json.loads(json.dumps(dict(base)))
+        if recipes or "recipe" in axes:  # it wins over the file's training, and what is varied wins over it
+            table.pop("train", None)
+        for change in recipes:
+            table["recipe"] = change.partition("=")[2].strip()
         for key, value in zip(axes, values, strict=True):
             if key == "method":
                 table["method"] = value if isinstance(value, dict) else {"name": value}
             else:
-                if key == "recipe":
-                    table.pop("train", None)
                 schema.assign(table, key, value)
         try:
-            experiments.append(read(table, changes))
+            experiments.append(read(table, others))
         except BadInput as error:
             if "method" not in axes or "method." not in str(error):
                 raise

@@ -108,7 +108,7 @@ class World:
     def training(self, index: Any, rng: torch.Generator, tally: Tally | None = None) -> Labeled:
         where = torch.from_numpy(index)
         labels, images = self.known_labels[where], self.dataset.splits["train"].images
-        return Labeled(images, where, labels, rng, tally, balanced=self.balanced)
+        return Labeled(images, where, labels, rng, tally, balanced=self.balanced, least=self.experiment.recipe.batches)
 
     @property
     def balanced(self) -> int | None:
@@ -118,7 +118,8 @@ class World:
     @property
     def labels_per_class(self) -> list[int] | None:
         """How many images of each class have a label to train with, or None if sites keep that to themselves."""
-        held = torch.from_numpy(np.concatenate([self.partition.server, *(s.labeled for s in self.partition.shares)]))
+        sites = SERVER_ID, *range(len(self.partition.shares))
+        held = torch.from_numpy(np.concatenate([self.divided(site)[0] for site in sites]))
         if (held < 0).any():
             return None
         counts: list[int] = self.known_labels[held].bincount(minlength=len(self.dataset.classes)).tolist()
@@ -154,7 +155,9 @@ class World:
             labeled = self.training(share.labeled, rng.stream("labeled").torch, tally)
         if len(share.unlabeled):
             where = torch.from_numpy(share.unlabeled)
-            unlabeled = Unlabeled(images, where, rng.stream("unlabeled").torch, tally, self.balanced)
+            unlabeled = Unlabeled(
+                images, where, rng.stream("unlabeled").torch, tally, self.balanced, self.experiment.recipe.batches
+            )
         return Site(
             ClientInfo(client, len(share.labeled), len(share.unlabeled)),
             round=round,

@@ -7,7 +7,7 @@ classes that are equally frequent; for others, the logarithm of their shares is 
 import torch
 from torch import Tensor
 
-HOTTEST = 20.0  # temperatures from 1/20 to 20; beyond, labels do not tell one from another
+HOTTEST, COLDEST = 20.0, 1e-3  # bounds of temperatures; beyond, labels do not tell one from another
 HALVINGS = 50
 
 
@@ -24,7 +24,7 @@ def temperature(logits: Tensor, y: Tensor, log_prior: Tensor | None = None) -> f
         expected = ((inverse * logits + shift).softmax(1) * logits).sum(1)
         return float((expected - logits.gather(1, y[:, None])[:, 0]).mean())
 
-    low, high = 1 / HOTTEST, HOTTEST
+    low, high = 1 / HOTTEST, 1 / COLDEST
     if not len(y) or not slope(low) < 0 < slope(high):
         return None
     for _ in range(HALVINGS):

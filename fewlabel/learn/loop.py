@@ -77,7 +77,7 @@ def paired_views(
 
 def steps(labeled: Labeled | None, unlabeled: Unlabeled | None, size: int, size_unlabeled: int) -> int:
     """Return how many pairs `paired` yields."""
-    sets = ((labeled, size), (unlabeled, size_unlabeled))
+    sets = ((labeled, labeled.batch_size(size) if labeled else size), (unlabeled, size_unlabeled))
     return max(len(cut(torch.arange(len(some)), number)) if some else 0 for some, number in sets)
 
 

@@ -115,7 +115,7 @@ class ProxyFL:
 
         mean, prior = tree.mean(models(), default=state.model | state.projections), state.prior
         if proxies:
-            settings = self.tuning_epochs, self.tuning_batch, self.tuning_lr
+            settings = self.tuning_epochs, self.tuning_batch, self.tuning_lr * fed.rate
             mean[name] = tuned(mean[name], proxies, *settings, fed.rng("proxies"))
             prior = self.decay * prior + (1 - self.decay) * counts / counts.sum().clamp(min=1)
         projected = {part: mean.pop(part) for part in state.projections}

@@ -98,7 +98,7 @@ class RSCFed:
 
     def round(self, state: Model, fed: Federation) -> Model:
         present = fed.sample()
-        if fed.round <= self.warmup:
+        if fed.round <= (self.warmup or fed.server.warmup):
             groups = [fed.sample(among=fed.labeled)]
         elif self.sub_sampling:
             groups = [fed.sample(self.group_size, among=present, name=f"group {m}") for m in range(self.groups)]

@@ -102,11 +102,13 @@ def cause(experiment: Experiment, lines: Sequence[Line]) -> tuple[str, str]:
         labels = "" if right is None else f" Of its pseudo-labels, {percent(right)} % are right."
         if not rounds:
             why = f"It used unlabeled images from round 1 on, before it had learned from labels.{labels}"
+            if share := experiment.recipe.warmup:
+                return f"{why} A warm-up of {share:g} of {experiment.rounds} rounds is none.", "Raise rounds."
             share = RECIPES["fewlabel"].warmup
             return why, f"Add a warm-up: set recipe=fewlabel, or train.warmup={share:g} alone."
         name = "method.warmup" if own_warmup(experiment.method) else "train.warmup"
         before = [each for each in lines if "test" in each and each["round"] <= rounds]
-        if before and not predicts_one_class(before[-1]):
+        if before and not guesses(before[-1]["test"]):
             was = f"{percent(before[-1]['test'].get('balanced_accuracy'))} % in round {before[-1]['round']}"
             why = f"Unlabeled images misled it: its balanced accuracy was {was}.{labels}"
             return why, f"Raise {name}, or lower method.local.lr{now}."

@@ -70,7 +70,7 @@ def test_two_workers_give_the_bits_of_one(stream, setting, undisturbed, pool, tm
 @pytest.mark.parametrize(("stream", "setting"), CASES)
 def test_killed_or_stopped_and_resumed_gives_the_bits_of_a_run_never_killed(stream, setting, undisturbed, tmp_path):
     directory = prepare(streaming(stream, setting), tmp_path / "killed")
-    process = get_context("fork").Process(target=execute, args=(directory,), kwargs={"executor": Mortal(5)})
+    process = get_context("fork").Process(target=execute, args=(directory,), kwargs={"executor": Mortal(2, 2)})
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL

@@ -13,7 +13,7 @@ def test_pretrained_weights_of_torchvision_get_imagenets_mean_and_std_in_every_s
     dataset = dataset_of(experiment)
     expected = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert {(split.images.mean, split.images.std) for split in dataset.splits.values()} == {expected}
-    card = Card.of(experiment, dataset)
+    card = Card.of(experiment, dataset, "last", 1, None)
     assert (card.mean, card.std) == expected
 
 
