@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from fewlabel.api import bounds
 from fewlabel.core import schedule, tree
 from fewlabel.core.errors import BadInput
 from fewlabel.core.rng import Rng
@@ -15,6 +16,7 @@ from fewlabel.engine.record import read_rounds
 from fewlabel.engine.rounds import Server
 from fewlabel.engine.run import execute
 from fewlabel.engine.serial import Serial
+from fewlabel.engine.sweep import grid
 from fewlabel.experiment import RECIPES, Experiment, Train, dumps, read
 from fewlabel.learn.loop import paired
 from fewlabel.learn.losses import adjusted, annealed
@@ -65,6 +67,22 @@ def test_labeled_clients_get_half_of_the_weight_where_they_would_be_outvoted():
     share = {name: read({"recipe": "fewlabel", "method": name}).method.labeled_share for name in ("fedirm", "cbafed")}
     assert share == {"fedirm": 0.5, "cbafed": 0.5}
     assert read({"recipe": "fewlabel", "method": "rscfed-authors"}).method.labeled_share is None  # they count six times
+
+
+def test_a_changed_part_of_the_recipe_keeps_its_sites_and_those_of_the_floor():
+    base = Experiment(method="rscfed", train=replace(RECIPES["fewlabel"], average=0.5))
+    [floor, _] = bounds([base])
+    assert (base.method.local.batch_size, floor.method.local.batch_size) == (32, 32)
+    stored = tomllib.loads(dumps(read({"recipe": "fewlabel", "method": "rscfed"})))
+    assert read(stored | {"method": {"name": "cbafed"}}).method.local.epochs == 5  # another method, as compare asks
+
+
+@pytest.mark.parametrize("recipe", [{}, {"recipe": ["fewlabel", "printed"]}])
+def test_what_is_varied_wins_over_the_recipe(recipe):
+    changes = [] if recipe else ["recipe=fewlabel"]
+    found = grid({"train": {"average": 0.1}}, {"train.average": [0.0, 0.5], **recipe}, changes)
+    assert [one.train.average for one in found] == ([0.0, 0.0, 0.5, 0.5] if recipe else [0.0, 0.5])
+    assert {one.train.schedule for one in found} == ({"cosine", "constant"} if recipe else {"cosine"})
 
 
 def test_settings_of_a_method_win_over_the_recipe():
@@ -182,6 +200,22 @@ def test_the_shipped_model_is_a_mean_over_rounds(run_dir):
         assert fed.shipped["w"].tolist() == [mean, mean]
 
 
+def test_a_method_that_changes_its_weights_in_place_does_not_change_the_mean(run_dir):
+    fed, weights = Server(run_dir("train.average=0.5", "rounds=3")), {"w": torch.full((2,), 8.0)}
+    fed.round = 1
+    fed.ship(weights)
+    weights["w"].zero_()
+    assert fed.shipped["w"].tolist() == [8.0, 8.0]
+
+
+def test_a_run_without_a_shared_model_ships_none_after_a_resume_either(run_dir):
+    directory = run_dir("method=local-sl", "train.average=0.8", "rounds=2", "labels.at=every-client")
+    execute(directory, executor=Serial())
+    (directory / "summary.json").unlink()  # as if it had been killed just before
+    execute(directory, executor=Serial())
+    assert not list(directory.glob("model*.safetensors"))
+
+
 def test_without_a_mean_the_shipped_model_is_the_last(run_dir):
     fed = Server(run_dir("rounds=3"))
     for fed.round, model in enumerate(({"w": torch.ones(1)}, {"w": torch.zeros(1)}), 1):
@@ -210,7 +244,8 @@ def test_in_the_warm_up_nobody_has_unlabeled_images(name, run_dir):
     adapted = lines[0]["images_labeled"] if name == "isofed" else 0  # which passes over labeled images without labels
     assert images[:2] == (adapted, adapted)
     assert min(images[2:]) > adapted
-    assert max(asked[:2]) < min(asked[2:])
+    assert asked[:2] == (2, 2)  # each once, in RSCFed too, whose groups would all be the same
+    assert min(asked[2:]) > 2
 
 
 def test_a_method_with_a_warm_up_of_its_own_keeps_it():
