@@ -389,8 +389,8 @@ def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
     if (recipe := data.pop("recipe", None)) is not None:  # which `train` and `method` may change in part
         given = data.get("train", {})
         data["train"] = overlay(schema.plain(recipe_named(str(recipe))), given) if isinstance(given, Mapping) else given
-    elif data.get("train") == schema.plain(RECIPES[USUAL]):  # of a stored run, perhaps with another method
-        recipe = USUAL
+    elif data.get("train") == schema.plain(RECIPES[USUAL]) and method == {"name": name}:
+        recipe = USUAL  # a stored run's training, with another method by its name alone
     if isinstance(method, dict):
         data["method"] = overlay(sites_by_recipe(str(recipe), name), data.get("method", {}))
     source, labels = data.get("data"), data.get("labels", {})

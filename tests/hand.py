@@ -5,6 +5,7 @@ regression.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -69,6 +70,9 @@ def passes(site: Site[Any]) -> list[tuple[bool, int]]:
 
 class Sites:
     """A federation of such sites, which keeps what was sent and logged."""
+
+    rate = 1.0
+    server: Any = SimpleNamespace(warmup=0)
 
     def __init__(self, *sites: Site[Any], round: int = 1, silent: Iterable[int] = ()) -> None:
         self.sites, self.silent = {one.info.id: one for one in sites}, set(silent)
