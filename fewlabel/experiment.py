@@ -47,6 +47,8 @@ class Train:
     warmup: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # share of the rounds without unlabeled images, for
     #   methods that have no warm-up of their own
     batches: Count = 1  # batches in a pass over labels, at least; batches are smaller where there are few labels
+    mixup: Share = 0.0  # alpha of mixup: images of labels are blended in pairs, by shares from Beta(alpha, alpha); 0
+    #   does not blend
 
     @property
     def words(self) -> str:
@@ -56,11 +58,12 @@ class Train:
             "average over rounds": self.average > 0,
             "balanced classes": self.balance != "none",
             "warm-up on labels alone": self.warmup > 0,
+            "mixed images": self.mixup > 0,
         }
         return ", ".join(part for part, used in parts.items() if used) or "trained as the papers print it"
 
 
-RECIPES = {"printed": Train(), "fewlabel": Train("cosine", 0.8, "logit-adjusted", 0.25, 4)}
+RECIPES = {"printed": Train(), "fewlabel": Train("cosine", 0.8, "logit-adjusted", 0.25, 4, 0.4)}
 USUAL = "fewlabel"  # the recipe of commands and of `fl.run`; a stored run without one is as printed
 
 

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from fewlabel.api import bounds
 from fewlabel.core import schedule, tree
 from fewlabel.core.errors import BadInput
+from fewlabel.core.images import Mixup
 from fewlabel.core.rng import Rng
 from fewlabel.engine.record import read_rounds
 from fewlabel.engine.rounds import Server
@@ -21,6 +22,7 @@ from fewlabel.experiment import RECIPES, Experiment, Train, dumps, read
 from fewlabel.learn.loop import paired
 from fewlabel.learn.losses import adjusted, annealed
 from fewlabel.learn.optim import SGD, Adam, Local
+from fewlabel.learn.relation import class_sums
 from fewlabel.methods import METHODS
 from tests.hand import site
 
@@ -43,7 +45,8 @@ def test_without_a_recipe_an_experiment_is_as_printed_and_stays_so():
     assert old.recipe == RECIPES["printed"]
     assert "[train]" not in dumps(old)
     whole = {"schedule": "cosine", "average": 0.8, "balance": "logit-adjusted", "warmup": 0.25, "batches": 4}
-    assert read({"recipe": "fewlabel"}).train == read({"train": whole}).train
+    assert read({"recipe": "fewlabel"}).train == read({"train": whole | {"mixup": 0.4}}).train
+    assert read({"train": whole}).train.mixup == 0  # a run stored before images were mixed
 
 
 def test_an_unknown_recipe_is_one_sentence():
@@ -187,6 +190,34 @@ def test_sets_made_of_a_sites_images_have_small_batches_too():
     one.labeled._least = one.unlabeled._least = 4
     pseudo = one.unlabeled.with_labels(torch.arange(16), torch.ones(16, dtype=torch.long))
     assert (pseudo.batch_size(32), (one.labeled + pseudo).batch_size(32)) == (4, 6)
+
+
+# Mixed images
+
+
+def test_labels_are_mixed_in_training_alone_and_pseudo_labels_with_them():
+    one = site(0, [(1, 0)] * 4 + [(3, 1)] * 4, [5] * 4, classes=2)
+    one.labeled._mixup = one.unlabeled._mixup = Mixup(0.4, 2)
+    ((x, y),) = one.labeled.batches("weak", 8)
+    assert x.flatten().tolist() == pytest.approx((1 + 2 * y[:, 1]).tolist())  # an image is as mixed as its label
+    assert y.sum(1).tolist() == pytest.approx([1] * 8)
+    assert len(set(y[:, 1].tolist()) - {0.0, 1.0}) == 2  # some pairs are of both classes: share and 1 - share
+    ((_, plain),) = one.labeled.batches("plain", 8, shuffle=False)
+    assert plain.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    pseudo = one.unlabeled.with_labels(torch.arange(4), torch.tensor([0, 0, 0, 1]))
+    ((x, y),) = (one.labeled + pseudo).batches("weak", 12)
+    assert y.shape == (12, 2)
+    assert x.max() <= 5
+    ((x, _),) = one.unlabeled.batches(("weak",), 4)
+    assert x.flatten().tolist() == [5] * 4
+
+
+def test_a_label_that_is_soft_has_the_loss_of_its_parts():
+    logits, y = torch.tensor([[0.0, math.log(3)]]), torch.tensor([[0.5, 0.5]])
+    assert annealed(logits, y, 1.0).item() == pytest.approx(-(math.log(1 / 4) + math.log(3 / 4)) / 2)
+    sums, counts = class_sums(torch.tensor([[2.0, 4.0], [6.0, 0.0]]), torch.tensor([[0.5, 0.5], [1.0, 0.0]]), 2)
+    assert sums.tolist() == [[7, 2], [1, 2]]
+    assert counts.tolist() == [1.5, 0.5]
 
 
 # The mean over rounds

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from fewlabel.core.mixing import draw_share, mix
+
 
 class Source(Protocol):
     """A store of images. `views` returns one normalised batch, on `device`, for each named view."""
@@ -87,6 +89,20 @@ def counts_in(batch: object) -> Iterator[Counts]:
         yield found
 
 
+@dataclass(frozen=True)
+class Mixup:
+    """How a site blends the labeled images of a batch with each other."""
+
+    alpha: float
+    num_classes: int
+
+    def blend(self, views: list[Tensor], y: Tensor, rng: torch.Generator) -> tuple[Tensor, ...]:
+        """Return a batch mixed with itself in random order, by one share for all its images and views."""
+        share, order = draw_share(self.alpha, rng), torch.randperm(len(y), generator=rng).to(y.device)
+        pairs = [mix((x, y), (x[order], y[order]), share, self.num_classes) for x in views]
+        return (*(x for x, _ in pairs), pairs[0][1])
+
+
 class Unlabeled:
     """Images without labels. An `index` refers to this site's unlabeled images, counted from 0."""
 
@@ -98,9 +114,10 @@ class Unlabeled:
         tally: Tally | None = None,
         balanced: int | None = None,
         least: int = 1,
+        mixup: Mixup | None = None,
     ) -> None:
         self._images, self._rng, self._tally, self._balanced = images, rng, tally or Tally(), balanced
-        self._where, self._least = where.to(images.device), least
+        self._where, self._least, self._mixup = where.to(images.device), least, mixup
 
     def __len__(self) -> int:
         return len(self._where)
@@ -131,7 +148,7 @@ class Unlabeled:
     def with_labels(self, index: Tensor, y: Tensor) -> "Labeled":
         """Return the images at `index` with fixed pseudo-labels: a class for each, or soft ones, [images, classes]."""
         pseudo = torch.ones_like(index, dtype=torch.bool)
-        rest = self._rng, self._tally, pseudo, self._balanced, self._least
+        rest = self._rng, self._tally, pseudo, self._balanced, self._least, self._mixup
         return Labeled(self._images, self._where[index], y, *rest)
 
 
@@ -156,9 +173,11 @@ class Labeled:
         pseudo: Tensor | None = None,
         balanced: int | None = None,
         least: int = 1,
+        mixup: Mixup | None = None,
     ) -> None:
         self._images, self._rng, self._tally, self._balanced = images, rng, tally or Tally(), balanced
         self._where, self.y, self._least = where.to(images.device), y.to(images.device), least
+        self._mixup = mixup
         self._pseudo = torch.zeros_like(self._where, dtype=torch.bool) if pseudo is None else pseudo
 
     def __len__(self) -> int:
@@ -167,12 +186,13 @@ class Labeled:
     def __add__(self, other: "Labeled") -> "Labeled":
         """Join two sets of images of one site."""
         where, pseudo = (torch.cat(pair) for pair in ((self._where, other._where), (self._pseudo, other._pseudo)))
-        rest = self._rng, self._tally, pseudo, self._balanced, self._least
+        rest = self._rng, self._tally, pseudo, self._balanced, self._least, self._mixup
         return Labeled(self._images, where, joined(self.y, other.y), *rest)
 
     def without_labels(self) -> Unlabeled:
         """Return these images without their labels. Training on them counts as training on unlabeled images."""
-        return Unlabeled(self._images, self._where, self._rng, self._tally, self._balanced, self._least)
+        rest = self._rng, self._tally, self._balanced, self._least, self._mixup
+        return Unlabeled(self._images, self._where, *rest)
 
     @cached_property
     def log_prior(self) -> Tensor | None:
@@ -190,7 +210,7 @@ class Labeled:
         return size if self._least == 1 else max(2, min(size, len(self) // self._least))
 
     def batches(self, view: str = "weak", size: int = 64, shuffle: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pass once over the images. Yield each batch with its labels."""
+        """Pass once over the images. Yield each batch with its labels. They are soft if the recipe mixes images."""
         return ((x, y) for x, y in self.views((view,), size, shuffle))
 
     def views(
@@ -198,12 +218,14 @@ class Labeled:
     ) -> Iterator[tuple[Tensor, ...]]:
         """Pass once over the images. For each batch, yield the requested views in order, and the labels.
 
-        `counted` is the number of views that go through a backward pass.
+        If the recipe mixes images and the order is random, as in training, each image is blended with another one of
+        its batch, and so are their labels. `counted` is the number of views that go through a backward pass.
         """
         chosen = torch.arange(len(self), device=self._where.device)
         for index in cut(
             shuffled(chosen, self._rng) if shuffle else chosen, self.batch_size(size) if shuffle else size
         ):
-            batch = (*self._images.views(self._where[index], names, self._rng), self.y[index])
+            views, y = self._images.views(self._where[index], names, self._rng), self.y[index]
+            batch = self._mixup.blend(views, y, self._rng) if self._mixup and shuffle else (*views, y)
             self._tally.draw(batch, counted * len(index), counted * int(self._pseudo[index].sum()))
             yield batch

@@ -12,7 +12,7 @@ from torch import Tensor
 from fewlabel import networks
 from fewlabel.core.errors import StorageError
 from fewlabel.core.federation import ClientInfo, Site
-from fewlabel.core.images import Labeled, Tally, Unlabeled
+from fewlabel.core.images import Labeled, Mixup, Tally, Unlabeled
 from fewlabel.core.rng import Rng
 from fewlabel.data import datasets
 from fewlabel.data.images import Images
@@ -108,12 +108,19 @@ class World:
     def training(self, index: Any, rng: torch.Generator, tally: Tally | None = None) -> Labeled:
         where = torch.from_numpy(index)
         labels, images = self.known_labels[where], self.dataset.splits["train"].images
-        return Labeled(images, where, labels, rng, tally, balanced=self.balanced, least=self.experiment.recipe.batches)
+        least = self.experiment.recipe.batches
+        return Labeled(images, where, labels, rng, tally, balanced=self.balanced, least=least, mixup=self.mixup)
 
     @property
     def balanced(self) -> int | None:
         """The number of classes, if losses on labels treat all classes alike."""
         return len(self.dataset.classes) if self.experiment.recipe.balance == "logit-adjusted" else None
+
+    @property
+    def mixup(self) -> Mixup | None:
+        """How sites mix the images that they train on with labels, if they do."""
+        alpha = self.experiment.recipe.mixup
+        return Mixup(alpha, len(self.dataset.classes)) if alpha else None
 
     @property
     def labels_per_class(self) -> list[int] | None:
@@ -155,9 +162,8 @@ class World:
             labeled = self.training(share.labeled, rng.stream("labeled").torch, tally)
         if len(share.unlabeled):
             where = torch.from_numpy(share.unlabeled)
-            unlabeled = Unlabeled(
-                images, where, rng.stream("unlabeled").torch, tally, self.balanced, self.experiment.recipe.batches
-            )
+            how = self.balanced, self.experiment.recipe.batches, self.mixup
+            unlabeled = Unlabeled(images, where, rng.stream("unlabeled").torch, tally, *how)
         return Site(
             ClientInfo(client, len(share.labeled), len(share.unlabeled)),
             round=round,

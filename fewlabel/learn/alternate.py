@@ -1,4 +1,4 @@
-"""Alternate training, the round of SemiFL and (FL)2: first unlabeled clients, then whoever has labels."""
+"""Alternate training, the round of SemiFL, (FL)2 and Tutor: first unlabeled clients, then whoever has labels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,12 +41,17 @@ def alternate(
     found = fed.mean(local_update, jobs, state.model, weight=weight)
     if found.replies:
         state = averaged(state, found.model, momentum)
-    jobs = broadcast(fed.sample(among=fed.labeled, name="labeled"), Model(state.model))
-    model = fed.mean(fine_tune, jobs, state.model, weight=lambda reply: reply.client.num_labeled).model
+    return State(corrected(fed, state.model, fine_tune), state.velocity)
+
+
+def corrected(fed: Federation, model: Tree, fine_tune: Callable[..., Any]) -> Tree:
+    """Return a model after whoever has labels has trained it on them: first labeled clients, then the server."""
+    jobs = broadcast(fed.sample(among=fed.labeled, name="labeled"), Model(model))
+    model = fed.mean(fine_tune, jobs, model, weight=lambda reply: reply.client.num_labeled).model
     if fed.server.labeled:
         [tuned] = fed.map(fine_tune, [Model(model)])
         model = tuned.model if tuned else model
-    return State(model, state.velocity)
+    return model
 
 
 def averaged(state: State, mean: Tree, momentum: float) -> State:

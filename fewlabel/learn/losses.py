@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
 from fewlabel.core.images import Labeled
+from fewlabel.core.mixing import soft
 from fewlabel.core.tree import Tree
 
 
@@ -54,11 +55,12 @@ def annealed(logits: Tensor, y: Tensor, done: float, images: Labeled | None = No
     """Return UDA's annealed loss: cross-entropy of the labeled images that the network is not yet too sure of.
 
     `done` is the share of the training that is over. An image counts while the probability of its true class is at most
-    a bound. With `done`, the bound grows exponentially from 1/C to 1.
+    a bound. With `done`, the bound grows exponentially from 1/C to 1. If labels are soft, the mean over their classes
+    counts.
     """
     classes = logits.shape[1]
     bound = torch.exp(torch.tensor(5 * (done - 1))) * (1 - 1 / classes) + 1 / classes
-    open_ = logits.detach().softmax(1).gather(1, y[:, None])[:, 0] <= bound
+    open_ = (logits.detach().softmax(1) * soft(y, classes)).sum(1) <= bound
     losses = cross_entropy(adjusted(logits, images), y, reduction="none")
     return (losses * open_).sum() / open_.sum().clamp(min=1)
 

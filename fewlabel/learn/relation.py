@@ -5,12 +5,16 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fewlabel.core.mixing import soft
 from fewlabel.learn.functional import Headed
 
 
 def class_sums(outputs: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return the sum of a network's outputs over the images of each class, and the number of these images."""
-    members = torch.nn.functional.one_hot(y, num_classes).to(outputs.dtype)
+    """Return the sum of a network's outputs over the images of each class, and the number of these images.
+
+    An image with a soft label is of several classes in part.
+    """
+    members = soft(y, num_classes, outputs.dtype)
     return members.T @ outputs, members.sum(0)
 
 

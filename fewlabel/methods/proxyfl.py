@@ -35,6 +35,7 @@ from fewlabel.core import tree
 from fewlabel.core.described import for_every_client
 from fewlabel.core.errors import BadInput
 from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Site, Weights, broadcast
+from fewlabel.core.mixing import soft
 from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
 from fewlabel.core.tasks import on_client
 from fewlabel.core.tree import Tree
@@ -138,7 +139,7 @@ class ProxyFL:
 
         def count(y: Tensor) -> None:
             if epoch == epochs:
-                counts.add_(torch.bincount(y, minlength=site.num_classes))
+                counts.add_(soft(y, site.num_classes).sum(0))
 
         def loss(batch: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, ...] | None]) -> Tensor:
             parts, points = [], list[tuple[Tensor, Tensor, Tensor]]()  # features, what they may be of, whether surely

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from fewlabel.core.images import Mixup
+from fewlabel.core.mixing import draw_share, mix
 from fewlabel.core.rng import Rng
-from fewlabel.learn.mixup import mix, mixup
+from fewlabel.learn.mixup import mixup
 
 
 def pixels(*values: float) -> torch.Tensor:
@@ -50,3 +52,28 @@ def test_shares_are_of_the_beta_distribution():
     shares = torch.tensor([mixup(one, rng, 0.75, 2, other)[0].item() for _ in range(4000)])
     assert shares.mean().item() == pytest.approx(1 / 2, abs=0.02)
     assert shares.var().item() == pytest.approx(1 / 10, abs=0.01)  # 1 / (4 (2 * 0.75 + 1))
+
+
+@pytest.mark.parametrize("alpha", [0.4, 1.0])
+def test_shares_drawn_by_a_generator_are_of_the_beta_distribution(alpha):
+    rng = Rng("johnk").torch
+    shares = torch.tensor([draw_share(alpha, rng) for _ in range(4000)])
+    assert shares.mean().item() == pytest.approx(1 / 2, abs=0.02)
+    assert shares.var().item() == pytest.approx(1 / (4 * (2 * alpha + 1)), abs=0.01)
+    # Of Beta(0.4, 0.4), 24 % lie below 0.1 (by its integral); of the uniform distribution 10 %.
+    assert (shares < 0.1).float().mean().item() == pytest.approx({0.4: 0.24, 1.0: 0.1}[alpha], abs=0.025)
+
+
+def test_all_views_of_a_batch_are_mixed_with_the_same_partners_by_the_same_share():
+    y = torch.tensor([0, 1, 2, 1])
+    x, other, blended = Mixup(0.4, 3).blend([pixels(1, 2, 3, 4), pixels(10, 20, 30, 40)], y, Rng("batch").torch)
+    rng = Rng("batch").torch
+    share, order = draw_share(0.4, rng), torch.randperm(4, generator=rng)
+    expected = [share * (i + 1) + (1 - share) * (order[i].item() + 1) for i in range(4)]
+    assert x.flatten().tolist() == pytest.approx(expected)
+    assert other.flatten().tolist() == pytest.approx([10 * value for value in expected])
+    for i in range(4):
+        row = [0.0, 0.0, 0.0]
+        row[y[i]] += share
+        row[y[order[i]]] += 1 - share
+        assert blended[i].tolist() == pytest.approx(row)
