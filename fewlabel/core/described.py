@@ -1,6 +1,6 @@
 """How a method describes itself: what leaves a site, its warnings, its plots. It may leave out any of these."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fewlabel.core.plots import Plot
@@ -17,6 +17,11 @@ def leaves(method: Any) -> str:
 def cautions(method: Any, experiment: Any) -> list[str]:
     """Return a method's warnings about an experiment."""
     return list(method.cautions(experiment)) if hasattr(method, "cautions") else []
+
+
+def conclusions(method: Any, lines: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what a method itself concludes from the lines of a run, in sentences."""
+    return list(method.conclusions(lines)) if hasattr(method, "conclusions") else []
 
 
 def own_warmup(method: Any) -> int:

@@ -5,7 +5,7 @@ A method is a frozen dataclass whose fields are its settings. It talks to its cl
 types in the annotations of its tasks (`tasks`) may leave a site. `wire` refuses everything else.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
@@ -274,6 +274,9 @@ class Method(Protocol[S]):
 
     def cautions(self, experiment: Any) -> Iterable[str]:
         """Yield warnings about settings of an experiment that run, but that the user may not have meant."""
+
+    def conclusions(self, lines: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+        """Yield sentences that the report tells about a run, from the lines of its rounds."""
 
     def init(self, fed: Federation) -> S:
         """Return the server's first state. May ask clients for statistics, but never trains."""

@@ -13,16 +13,16 @@ from dataclasses import fields, is_dataclass, replace
 from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from fewlabel.core import wire
 from fewlabel.core.described import leaves, needs_each_model, own_warmup
 from fewlabel.core.errors import BadInput, FewLabelError
 from fewlabel.core.federation import ClientInfo, LabelPlace, Mean, Reply, train
-from fewlabel.core.tasks import field_names, state_kind, tasks
+from fewlabel.core.tasks import field_names, state_kind, task_of, tasks
 from fewlabel.data import datasets
 from fewlabel.data.partition import Partition
 from fewlabel.engine import record
@@ -284,8 +284,15 @@ class Watched(Server):
         return found
 
     def run(self, task: Callable[..., Any], jobs: Iterable[tuple[ClientInfo, Any]]) -> Iterator[Reply[Any]]:
-        self.one_by_one |= not self.averaging
+        self.one_by_one |= not (self.averaging or only_numbers(task_of(self.method, task, "client").upload))
         return super().run(task, jobs)
+
+
+def only_numbers(kind: Any) -> bool:
+    """Return True if an upload has no room for a model: its fields are numbers, or tensors such as counts."""
+    parts = [part for part in get_args(kind) or (kind,) if is_dataclass(part)]
+    types = [hint for part in parts for hint in get_type_hints(part).values()]
+    return bool(types) and all(hint in (int, float, bool, Tensor) for hint in types)
 
 
 def tells_what_leaves(bench: Bench, experiment: Experiment) -> None:

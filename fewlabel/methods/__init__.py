@@ -17,6 +17,7 @@ from fewlabel.methods.proxyfl import ProxyFL
 from fewlabel.methods.rscfed import RSCFed
 from fewlabel.methods.sage import SAGE
 from fewlabel.methods.semifl import SemiFL
+from fewlabel.methods.tutor import Tutor
 from fewlabel.methods.twinsight import TwinSight
 
 PLAIN_LABELS: dict[str, Any] = {"adaptive": False, "tail": False, "residual": False}
@@ -28,6 +29,7 @@ SHARING: dict[str, dict[str, Any]] = {
 }
 
 METHODS: dict[str, Any] = {
+    "tutor": Tutor(),
     "fedavg": FedAvg(),
     "fedprox": FedAvg(proximal=0.01, weights="uniform"),
     "rscfed": RSCFed(),
@@ -128,6 +130,8 @@ def by_recipe(name: str) -> dict[str, Any]:
     its size, a single one would be outvoted.
     """
     method = METHODS[name]
+    if isinstance(method, Tutor):  # its defaults were chosen with the recipe
+        return {}
     found: dict[str, Any] = {"local": plain(SITES)}
     if isinstance(method, FedMatch):  # its loss on labels is ten times larger
         found["local"] |= {"lr": SITES.lr / 10, "lr_unlabeled": "none", "weight_decay": 0.0, "clip": 50.0}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from fewlabel.core.described import conclusions
 from fewlabel.experiment import Experiment
 from fewlabel.report.findings import GUESSING, guesses, predicts_one_class
 from fewlabel.report.groups import EVERY_LABEL, KINDS, NARROW, SEEDS, Group
@@ -51,7 +52,8 @@ def run_table(run: Run) -> Table:
             ),
             ("seconds", *(seconds(s["seconds"]) for s in spent)),
         ]
-    notes = ["Metrics are on the test set, in percent. Costs add up from round 1 to the column's round."]
+    notes = conclusions(run.experiment.method, run.rounds)
+    notes += ["Metrics are on the test set, in percent. Costs add up from round 1 to the column's round."]
     if run.last and predicts_one_class(run.last):
         notes.append("The model predicts the same class for every image.")
     elif run.last and guesses(run.last.get("test", {})):

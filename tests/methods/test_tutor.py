@@ -1,0 +1,170 @@
+"""Tutor, FewLabel's own method, worked out by hand."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fewlabel.core.federation import Model, Site
+from fewlabel.learn.priors import adapted
+from fewlabel.methods.tutor import EXAMS, Lesson, Models, State, Tutor
+from tests.hand import STEP, passes, site, weights
+from tests.methods.test_rscfed import START, SUPERVISED, approx, moved
+from tests.methods.test_semifl import AFTER, Served
+
+# At START the network says (3/4, 1/4) of any image. All are seen as 1: a step towards label 0 moves a network by 1/4.
+PLAIN = Tutor(views=0, confidence=0.7, prior_steps=0, epochs_unlabeled=1, local=STEP)
+OTHER = Model(weights([0.0, 0.0], [0.0, math.log(9)]))  # says (1/10, 9/10) of any image
+
+
+def lesson(model: Model = START, tutor: Model | None = None) -> Lesson:
+    return Lesson(model.model, (tutor or model).model)
+
+
+def with_shipped(fed: Served, shipped: Model | None = None) -> Served:
+    fed.shipped, fed.rounds = shipped.model if shipped else None, 100
+    return fed
+
+
+def holding_out(one: Site[Any], *labels: tuple[int, int]) -> Site[Any]:
+    one.held_out = site(9, labels).labeled
+    return one
+
+
+# At a site
+
+
+def test_tutor_labels_and_the_last_model_learns_them():
+    one = site(0, unlabeled=[1, 1, 1])
+    assert moved(PLAIN.learn(one, lesson())) == approx(SUPERVISED)
+    # The other tutor says 1 of all images, and a step towards it from (3/4, 1/4) moves by -3/4.
+    assert moved(PLAIN.learn(one, lesson(tutor=OTHER))) == approx(-3 / 4)
+    assert [label.tolist() for _, label, _ in one.audited] == [[0, 0, 0], [1, 1, 1]]
+
+
+def test_tutor_sees_an_image_in_all_views_before_a_site_learns():
+    one = site(0, unlabeled=[1] * 4)
+    seen = passes(one)
+    replace(PLAIN, views=2, epochs_unlabeled=2, local=replace(STEP, batch_size=2)).learn(one, lesson())
+    assert seen == [*[(False, 4)] * 3, *[(True, 2)] * 4]
+
+
+def test_tutor_labels_only_images_it_is_sure_of_by_the_sites_own_classes():
+    # By these weights an image 1 is of class 0 with 3/4, an image -1 of class 1 with 3/4. Of three images 1 and one -1
+    # the mean is (10/16, 6/16): with the prior (almost, it is smoothed) 5 : 3, image -1 has 3 * 3 : 5 for class 1.
+    slope = Model(weights([math.log(3), 0.0]))
+    one = site(0, unlabeled=[1, 1, 1, -1])
+    p = torch.tensor([[0.75, 0.25]] * 3 + [[0.25, 0.75]])
+    sure = adapted(p, 1)[0].max(1).values
+    assert sure[3].item() == pytest.approx(9 / 14, abs=0.005)
+    assert sure[0].item() == pytest.approx(5 / 6, abs=0.005)  # 3 * 5 : 3
+    upload = replace(PLAIN, prior_steps=1).learn(one, lesson(slope))
+    [(index, label, _)] = one.audited
+    assert (index.tolist(), label.tolist()) == ([0, 1, 2], [0, 0, 0])
+    assert upload.images == 3
+    PLAIN.learn(one, lesson(slope))
+    assert one.audited[1][0].tolist() == [0, 1, 2, 3]  # without the prior all have 3/4
+
+
+def test_tutor_skips_a_site_of_whose_images_it_is_not_sure():
+    assert replace(PLAIN, confidence=0.8).learn(site(0, unlabeled=[1, 1]), lesson()) is None
+    assert PLAIN.learn(site(1, [(1, 0)]), lesson()) is None
+
+
+# Rounds
+
+
+def test_tutor_lets_labels_have_the_last_word():
+    fed = with_shipped(Served(site(0, unlabeled=[1, 1]), site(1, unlabeled=[1] * 3), site(2, [(1, 0)])), START)
+    after = replace(PLAIN, guard=False).round(State(START.model), fed)
+    assert moved(Model(after.model)) == approx(SUPERVISED + AFTER)
+    assert fed.asked == [1, 0, 2]
+
+
+def test_tutor_counts_sites_by_the_images_that_they_studied():
+    # The tutor says 9 : 1 for class 0 of an image 1, and for class 1 of -1, and is unsure of 0. A step moves the bias
+    # of class 0 by 1/10 at the first site, with two sure images of five, and by -1/10 at the second, with three.
+    slope = Model(weights([math.log(9), 0.0]))
+    fed = with_shipped(Served(site(0, unlabeled=[1, 1, 0, 0, 0]), site(1, unlabeled=[-1] * 3)), slope)
+    after = replace(PLAIN, guard=False).round(State(slope.model), fed)
+    assert after.model["1.bias"].tolist() == approx([(2 - 3) / 50, (3 - 2) / 50])
+
+
+def test_tutor_trains_on_labels_alone_while_there_are_no_unlabeled_images():
+    fed = with_shipped(Served(site(0, [(1, 0)]), labeled=[(1, 0)]))
+    after = PLAIN.round(State(START.model), fed)
+    assert moved(Model(after.model)) == approx(SUPERVISED + AFTER)
+    assert fed.asked == [0, -1]
+
+
+@pytest.mark.parametrize(("silent", "end"), [([0], SUPERVISED), ([1], SUPERVISED), ([0, 1], 0.0)])
+def test_tutor_whoever_is_missing_the_others_go_on(silent, end):
+    fed = with_shipped(Served(site(0, unlabeled=[1, 1]), site(1, [(1, 0)]), silent=silent), START)
+    assert moved(Model(PLAIN.round(State(START.model), fed).model)) == approx(end)
+
+
+# The guard
+
+
+def test_tutor_keeps_no_second_model_if_nobody_holds_labels_out():
+    fed = with_shipped(Served(site(0, unlabeled=[1, 1]), site(1, [(1, 0)])), START)
+    after = PLAIN.round(State(START.model), fed)
+    assert (after.alone, after.held_out) == (None, 0)
+    fed.sent.clear()
+    PLAIN.round(after, fed)
+    assert fed.asked == [0, 1]  # no exam any more
+
+
+def test_tutor_trains_labels_alone_beside_and_averages_them_over_rounds():
+    fed = with_shipped(Served(site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), (1, 0)), round=4), START)
+    after = PLAIN.round(State(START.model), fed)
+    assert moved(Model(after.alone)) == approx(SUPERVISED)
+    assert moved(Model(after.average)) == approx(SUPERVISED / 4)  # decay 1 - 1/4
+    assert after.held_out == 1
+    assert fed.asked == [0, 1, 1, 1]  # study, correct, exam, labels alone
+
+
+def test_tutor_gives_up_if_labels_alone_are_better_beyond_doubt():
+    # On four held-out labels 0, of which the tutor gets none right and labels alone all: -100 points, without error.
+    sites = site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), *[(1, 0)] * 4)
+    state = State(OTHER.model, START.model, START.model, held_out=4)
+    late, due = 90, 100 // EXAMS
+    fed = with_shipped(Served(*sites, round=due), OTHER)
+    after = PLAIN.round(state, fed)
+    assert after.given_up
+    assert moved(Model(after.model)) == approx(SUPERVISED)
+    assert (fed.logged["gain"], fed.logged["gain_high"], fed.logged["given_up"]) == (-1, -1, 1)
+    fed.sent.clear()
+    again = PLAIN.round(after, fed)
+    assert fed.asked == [1]  # from then on only labels
+    assert moved(Model(again.model)) == approx(SUPERVISED + AFTER)
+    for number in (due + 1, late):  # no exam is due, or it is too late to forget
+        assert not PLAIN.round(state, with_shipped(Served(*sites, round=number), OTHER)).given_up
+
+
+def test_tutor_exams_are_on_held_out_labels_or_the_servers_validation():
+    one, two = holding_out(site(0, [(1, 1)]), (1, 0), (1, 1)), site(1, [(1, 1)])
+    models = Models(START.model, OTHER.model)
+    found = PLAIN.sit_exam(one, models)
+    assert [part.tolist() for part in (found.images, found.first, found.second)] == [[1, 1], [1, 0], [0, 1]]
+    assert not PLAIN.sit_exam(two, models).images.any()
+    two.validation = site(3, [(1, 0)]).labeled
+    assert PLAIN.sit_exam(two, models).first.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "given_up", "words"),
+    [
+        (0.004, 0.058, 0, "Unlabeled images helped: +3.1 points"),
+        (-0.01, 0.07, 0, "Unlabeled images may or may not have helped: +3.1 points"),
+        (-0.09, -0.01, 1, "From then on the run used labels alone."),
+    ],
+)
+def test_tutor_tells_whether_unlabeled_images_helped(low, high, given_up, words):
+    line = {"round": 30, "gain": 0.031, "gain_low": low, "gain_high": high, "gain_images": 512.0, "given_up": given_up}
+    [sentence] = PLAIN.conclusions([{"round": 1, "gain": 0.0}, line, {"round": 31}])
+    assert words in sentence
+    assert "on 512 held-out labels in round 30" in sentence
+    assert list(PLAIN.conclusions([{"round": 1}])) == []
