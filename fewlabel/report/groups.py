@@ -90,15 +90,28 @@ class Group:
     def ranked(self, value: Callable[[Row], Spread | None]) -> tuple[set[Row], set[Row]]:
         """Return the best and the second best candidates. Of fewer than two candidates, none is best.
 
-        A candidate that guesses is neither, even if no other is better.
+        A candidate that guesses is neither, and so is one below the floor, even if no other is better.
         """
-        means = {row: spread.mean for row in self.candidates if not row.guessing and (spread := value(row))}
         if len(self.candidates) < 2:
             return set(), set()
+        floor = self.row_named(FLOOR)
+        least = value(floor) if floor else None
+        means = {row: mean for row, mean in self.means(value).items() if least is None or mean >= least.mean}
         order = sorted(set(means.values()), reverse=True)
         first = {row for row, mean in means.items() if order[:1] == [mean]}
         second = {row for row, mean in means.items() if order[1:2] == [mean]} if len(first) == 1 else set()
         return first, second
+
+    def means(self, value: Callable[[Row], Spread | None]) -> dict[Row, float]:
+        """Return the mean of each candidate that does not guess."""
+        return {row: spread.mean for row in self.candidates if not row.guessing and (spread := value(row))}
+
+    @property
+    def below_floor(self) -> bool:
+        """True if there is a choice of candidates, and the accuracy of some is below the floor's."""
+        floor, means = self.row_named(FLOOR), self.means(lambda row: row.last["accuracy"])
+        least = floor.last["accuracy"] if floor else None
+        return least is not None and len(self.candidates) > 1 and min(means.values(), default=1.0) < least.mean
 
     def p_values(self, other: Row | None) -> dict[Row, float]:
         """Test whether the accuracy of each candidate differs from another row's.
@@ -114,8 +127,9 @@ class Group:
 
     @cached_property
     def p_to_best(self) -> dict[Row, float]:
-        best, _ = self.ranked(lambda row: row.last["accuracy"])
-        return self.p_values(next(iter(best))) if len(best) == 1 else {}
+        means = self.means(lambda row: row.last["accuracy"]) if len(self.candidates) > 1 else {}
+        best = [row for row, mean in means.items() if mean == max(means.values())]
+        return self.p_values(best[0]) if len(best) == 1 else {}
 
     def other_differences(self) -> list[str]:
         """List the settings in which rows differ beside their method. The ceiling's labels do not count."""
