@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -17,7 +16,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 
 from fewlabel.core import schema
-from fewlabel.core.described import cautions, needs_unlabeled, own_warmup
+from fewlabel.core.described import cautions, own_warmup, short_warmup
 from fewlabel.core.errors import BadInput, StorageError, unknown
 from fewlabel.core.schema import Count, Natural, Positive, Range, Share
 from fewlabel.data.settings import Clients as Clients
@@ -357,15 +356,7 @@ class Experiment:
                 f"after {self.rounds} rounds the stream is at step {step} of {self.stream.steps}, and no client gets "
                 "the images of later ones; raise rounds, or lower stream.steps or stream.rounds"
             )
-        share, has_own = self.recipe.warmup, own_warmup(self.method)
-        if share and not self.warmup_rounds and not has_own and needs_unlabeled(self.method):
-            enough = next(rounds for rounds in count(self.rounds) if round(share * rounds))
-            longer = f", or train.warmup to {1 / self.rounds:g}" if self.rounds > 1 else ""
-            found.append(
-                f"{self.name}: a warm-up of {share:g} of the rounds is none of {self.rounds}, so the model learns from "
-                f"unlabeled images before it knows anything; raise rounds to {enough} or more{longer}"
-            )
-        return found + cautions(self.method, self)
+        return [*found, *short_warmup(self), *cautions(self.method, self)]
 
     def _refuse_unused(self) -> None:
         """Refuse settings that would change nothing: whoever set them expects something else."""

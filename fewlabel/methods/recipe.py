@@ -18,16 +18,13 @@ SITES = Local(epochs=5, batch_size=32, lr=0.03, lr_unlabeled=0.02)
 def by_recipe(name: str) -> dict[str, Any]:
     """Return what the recipe `fewlabel` changes in a method's settings.
 
-    In a round, sites train for five epochs on labels and, where the method has a setting for it, for one on unlabeled
-    images. In CBAFed, FedIRM and Twin-sight, sites with labels get half of the weight in the average, as in RSCFed; by
-    its size, a single one would be outvoted.
+    In a round, sites train for five epochs on labels and for one on unlabeled images. In CBAFed, FedIRM and Twin-sight,
+    sites with labels get half of the weight in the average, as in RSCFed; by its size, a single one would be outvoted.
     """
     method = METHODS[name]
-    found: dict[str, Any] = {"local": plain(SITES)}
+    found: dict[str, Any] = {"local": plain(SITES), "epochs_unlabeled": 1}
     if isinstance(method, FedMatch):  # its loss on labels is ten times larger
         found["local"] |= {"lr": SITES.lr / 10, "lr_unlabeled": "none", "weight_decay": 0.0, "clip": 50.0}
-    if hasattr(method, "epochs_unlabeled"):
-        found["epochs_unlabeled"] = 1
     if hasattr(method, "server_epochs"):
         found["server_epochs"] = SITES.epochs
     if isinstance(method, CBAFed | FedIRM | TwinSight):

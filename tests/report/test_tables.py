@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fewlabel.cli.main import main
-from fewlabel.experiment import Clients, Experiment, Labels
+from fewlabel.experiment import Clients, Experiment, Labels, read
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.findings import guesses
 from fewlabel.report.groups import holm, paired
@@ -540,3 +540,26 @@ def test_show_writes_each_form_and_nothing_else(
     lines = list(csv.DictReader(io.StringIO(show("csv"))))
     assert [line["last_auc_mean"] for line in lines] == (["0.5"] if below else ["0.5", "0.6"])
     json.loads(show("json"))
+
+
+def test_the_note_on_the_recipe_says_whose_sites_were_changed(made: Made) -> None:
+    def note(*experiments: Experiment) -> str:
+        text = " ".join(Comparison([made(one, 0.5) for one in experiments]).table().notes)
+        return text[text.index("Recipe") :].split(" The chosen round")[0]
+
+    whole, few, many = (
+        read({"recipe": "fewlabel", "rounds": 1, "method": name}, changes)
+        for name, changes in {
+            "labels-only": [],
+            "fedprox": ["method.local.lr=0.5"],
+            "rscfed": [f"method.local.{key}" for key in ("lr=0.1", "epochs=1", "clip=1.0", "batch_size=8")],
+        }.items()
+    )
+    assert note(whole).endswith("balanced classes, warm-up on labels alone.")
+    assert note(whole, few).endswith("labels alone. Not as the recipe trains sites: fedprox (method.local.lr).")
+    assert note(many).endswith(
+        "sites: rscfed (method.local.epochs, method.local.batch_size, method.local.lr and 1 more)."
+    )
+    printed = read({"recipe": "printed", "rounds": 1}, ["method.local.lr=0.5"])
+    assert note(printed) == "Recipe printed: trained as the papers print it."
+    assert str(Result(made(few, 0.5).directory).table()).count("Not as the recipe trains") == 1
