@@ -22,6 +22,7 @@ LABELS = {"labels.at", "labels.fraction", "labels.per_class", "labels.server_per
 WITHIN = ("name", "rounds", "method.", "evaluate.", "checkpoint.", "threads", "device")  # may differ within a group
 SEEDS = 5  # a test of differences needs at least so many
 NARROW = 0.05  # a smaller gap between floor and ceiling is no measure: shares of it are mostly chance
+RANKED = ("accuracy", "balanced_accuracy", "auc")  # metrics of the last round whose best numbers are marked
 KINDS = ("labeled", "unlabeled")
 
 
@@ -108,10 +109,12 @@ class Group:
 
     @property
     def below_floor(self) -> bool:
-        """True if there is a choice of candidates, and the accuracy of some is below the floor's."""
-        floor, means = self.row_named(FLOOR), self.means(lambda row: row.last["accuracy"])
-        least = floor.last["accuracy"] if floor else None
-        return least is not None and len(self.candidates) > 1 and min(means.values(), default=1.0) < least.mean
+        """True if there is a choice of candidates, and some metric of one is below the floor's."""
+        floor = self.row_named(FLOOR)
+        if floor is None or len(self.candidates) < 2:
+            return False
+        pairs = [(floor.last[key], row.last[key]) for row in self.candidates for key in RANKED]
+        return any(least and own and own.mean < least.mean for least, own in pairs)
 
     def p_values(self, other: Row | None) -> dict[Row, float]:
         """Test whether the accuracy of each candidate differs from another row's.

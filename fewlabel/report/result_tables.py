@@ -256,7 +256,7 @@ def warnings(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
     yield from about_unequal_work(groups)
     yield from about_guessing(rows)
     if any(group.below_floor for group in groups):
-        yield f"A row below {FLOOR} has no rank."
+        yield f"What is below {FLOOR} has no rank."
     if len({len(row.seeds) for row in rows}) > 1:
         counts = ", ".join(f"{row.label} {len(row.seeds)}" for row in rows)
         yield f"Rows differ in their number of seeds: {counts}."

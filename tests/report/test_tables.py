@@ -83,7 +83,7 @@ def test_no_row_below_the_floor_has_a_rank(floor: float, best: set[int], second:
     comparison = Comparison([made(of(name), value) for name, value in values.items()])
     for table in (comparison.table(), comparison.overview()):
         assert ({row for row, _ in table.best}, {row for row, _ in table.second}) == (best, second)
-    assert ("A row below labels-only has no rank." in str(comparison.table())) == (floor > 0.5)
+    assert ("What is below labels-only has no rank." in str(comparison.table())) == (floor > 0.5)
 
 
 def test_the_best_is_that_of_p_values_even_below_the_floor(made: Made) -> None:
