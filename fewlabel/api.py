@@ -61,14 +61,17 @@ def compare(
     """Run experiments side by side and compare them, with the rows labels-only and all-labels added.
 
     `methods` are names or objects, and take all other settings from `base`. Those that have no `train` train by the
-    recipe "fewlabel". `seeds` replace those of the experiments.
+    recipe "fewlabel". If `base` does, so do the sites of an object, but for the settings that you changed in it.
+    `seeds` replace those of the experiments.
     Runs below `out` that are finished are not run again.
     """
     from fewlabel.engine.sweep import lay_out, run_all
     from fewlabel.report.terminal import tell_notes
 
     base = base or Experiment()
-    wanted = [*experiments, *(replace(base, method=method, name="") for method in methods)] or [base]
+    # A recipe's name also sets how sites train, as it did for `base`.
+    train: Any = base.train if base.recipe_name == "own" or base.train is None else base.recipe_name
+    wanted = [*experiments, *(replace(base, method=method, name="", train=train) for method in methods)] or [base]
     wanted = [trained(experiment) for experiment in wanted]
     wanted = [*wanted, *bounds(wanted)]
     if seeds is not None:
@@ -123,7 +126,7 @@ def directory_of(run: Result | Path | str) -> Path:
 
 
 def trained(experiment: Experiment) -> Experiment:
-    """Return an experiment with our recipe, unless it says how to train. A method's own settings stay."""
+    """Return an experiment with our recipe, unless it says how to train. What is changed in a method stays."""
     if experiment.train is not None:
         return experiment
     return replace(experiment, train=RECIPES[USUAL], method=method_by_recipe(experiment.method, USUAL))

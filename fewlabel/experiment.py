@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 
 from fewlabel.core import schema
-from fewlabel.core.described import cautions, own_warmup
+from fewlabel.core.described import cautions, own_warmup, short_warmup
 from fewlabel.core.errors import BadInput, StorageError, unknown
 from fewlabel.core.schema import Count, Natural, Positive, Range, Share
 from fewlabel.data.settings import Clients as Clients
@@ -24,6 +24,8 @@ from fewlabel.data.settings import Data as Data
 from fewlabel.data.settings import Labels as Labels
 from fewlabel.data.settings import Stream as Stream
 from fewlabel.data.settings import Views as Views
+from fewlabel.data.settings import is_own as is_own
+from fewlabel.data.settings import labels_of_own_data, with_every_label
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,18 @@ class Checkpoint:
 
 
 PATHS = (("data", "path"), ("clients", "file"))
+STORED = {
+    "method",
+    "seed",
+    "rounds",
+    "data",
+    "model",
+    "clients",
+    "labels",
+    "views",
+    "evaluate",
+    "checkpoint",
+}  # by dumps
 NAMED = ("method", "data", "model")  # tables that their name alone can stand for
 
 # Rows of every table in an experiment of their own: name -> (method, whether it has every label, explanation).
@@ -96,46 +110,47 @@ ROWS: dict[str, tuple[str, bool, str]] = {
 }
 
 
-def with_every_label(labels: Mapping[str, Any], stream: bool) -> dict[str, dict[str, Any]]:
-    """Return the settings that give every image its label. Clients that take no part still take none."""
-    both = "some-clients" in str(labels.get("at", Labels.at)) and labels.get("unlabeled_clients") not in (None, "none")
-    at = "some-clients+every-client" if both else "every-client"
-    changed = {"at": at, "fraction": 1.0, "per_class": None, "server_per_class": None}
-    return {"labels": changed} | ({"stream": {"data": "all"}} if stream else {})
-
-
 def sites_by_recipe(recipe: str, name: str) -> dict[str, Any]:
     """Return the settings of a method that a recipe changes. A method of your own keeps its own."""
-    from fewlabel.methods import METHODS, by_recipe
+    from fewlabel.methods import METHODS
+    from fewlabel.methods.recipe import by_recipe
 
     method = ROWS[name][0] if name in ROWS else name
     return by_recipe(method) if recipe == USUAL and method in METHODS else {}
 
 
 def method_by_recipe(method: Any, recipe: str) -> Any:
-    """Return a method as a recipe trains its sites, if its settings are those of a name; otherwise as it is."""
-    from fewlabel.methods import METHODS
+    """Return a method as a recipe trains its sites. Settings that are not the method's own stay: someone set them."""
+    from fewlabel.methods.recipe import changed_sites
 
-    name = next((name for name, base in METHODS.items() if base == method), None)
-    return method if name is None else method_named(name, sites_by_recipe(recipe, name))
+    table = schema.plain(method)
+    for key, value in changed_sites(method, "printed", recipe).items():
+        schema.assign(table, key, as_text(value))
+    return schema.read(type(method), table, "method")
+
+
+def by_another_recipe(table: Mapping[str, Any], recipe: Any) -> dict[str, Any]:
+    """Return an experiment's table with another recipe in the place of what it says about training.
+
+    A stored run says everything. So what its recipe had set for its sites changes, and what the user had set stays.
+    """
+    from fewlabel.methods.recipe import changed_sites, recipe_of_sites
+
+    data = {**deepcopy(dict(table)), "recipe": recipe}
+    usual = "printed" if data.pop("train", None) in (None, schema.plain(RECIPES["printed"])) else USUAL
+    method = data.get("method")
+    if isinstance(method, dict) and data.keys() >= STORED and recipe in RECIPES:
+        found = method_named(str(method.get("name", "fedavg")), {k: v for k, v in method.items() if k != "name"})
+        for key, value in changed_sites(found, recipe_of_sites(found, usual), recipe).items():
+            schema.assign(data, f"method.{key}", as_text(value))
+    return data
+
+
+def as_text(value: Any) -> Any:
+    return "none" if value is None else value
 
 
 UNSAID = Labels()  # the very object that an experiment has if nobody said anything about labels
-
-
-def is_own(name: str) -> bool:
-    """Return True if the data set of this name is the user's own: images at data.path, or a function."""
-    from fewlabel.data.own.listing import KINDS
-
-    return name in KINDS or ":" in name
-
-
-def labels_of_own_data(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of labels for a user's own data: every label counts, unless what is given says otherwise."""
-    some = given.keys() & {"clients", "which", "ids", "unlabeled_clients"}
-    at = given.get("at", "some-clients" if some else "every-client")
-    whole = "every-client" in str(at) and not given.keys() & {"fraction", "per_class"}
-    return {**given, "at": at} | ({"fraction": 1.0} if whole else {})
 
 
 def read_method(table: Any, where: str = "method") -> Any:
@@ -268,6 +283,8 @@ class Experiment:
                     object.__setattr__(self, part_name, replace(getattr(self, part_name), **changed))
         else:
             check_method(type(self.method))
+            if isinstance(self.train, str):
+                object.__setattr__(self, "method", method_by_recipe(self.method, self.train))
         if not self.name:
             object.__setattr__(self, "name", plain_method(self.method)["name"])
         for part in fields(Experiment):
@@ -342,7 +359,7 @@ class Experiment:
                 f"after {self.rounds} rounds the stream is at step {step} of {self.stream.steps}, and no client gets "
                 "the images of later ones; raise rounds, or lower stream.steps or stream.rounds"
             )
-        return found + cautions(self.method, self)
+        return [*found, *short_warmup(self), *cautions(self.method, self)]
 
     def _refuse_unused(self) -> None:
         """Refuse settings that would change nothing: whoever set them expects something else."""
@@ -376,8 +393,9 @@ def read(table: Mapping[str, Any], changes: Sequence[str] = ()) -> Experiment:
     for key in NAMED:
         if isinstance(data.get(key), str):
             data[key] = {"name": data[key]}
-    if any(change.partition("=")[0].strip() == "recipe" for change in changes):
-        data.pop("train", None)  # a change wins over the table, in whatever way that says how to train
+    for change in changes:
+        if change.partition("=")[0].strip() == "recipe":  # it wins over the table, whatever that says about training
+            data = by_another_recipe(data, schema.parse(change.partition("=")[2].strip()))
     for change in changes:
         key, sign, value = change.partition("=")
         if not sign:

@@ -78,6 +78,14 @@ def test_a_run_has_our_recipe_unless_its_experiment_says_otherwise(tmp_path: Pat
     ]  # fmt: skip
 
 
+def test_an_object_in_a_comparison_trains_its_sites_like_floor_and_ceiling(tmp_path: Path) -> None:
+    own = FedAvg(proximal=0.5)
+    found = fl.compare(methods=[own], base=replace(EXPERIMENT, train="fewlabel"), out=tmp_path / "named", workers=1)
+    assert {row.experiment.method.local for row in found.rows} == {fl.Experiment(train="fewlabel").method.local}
+    found = fl.compare(methods=[own], base=replace(EXPERIMENT, train="printed"), out=tmp_path / "printed", workers=1)
+    assert next(row for row in found.rows if row.name == "fedavg").experiment.method == own
+
+
 def test_a_run_without_a_recipe_goes_on_as_it_was(tmp_path: Path) -> None:
     """Runs of FewLabel 0.1 have no table [train]: they were trained as printed, and stay so."""
     before = prepare(EXPERIMENT, tmp_path / "old")

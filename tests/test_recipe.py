@@ -62,7 +62,7 @@ def test_the_recipe_trains_the_sites_of_all_methods_alike(name):
     method = read({"recipe": "fewlabel", "method": name}).method
     assert (method.local.epochs, method.local.batch_size, method.local.momentum) == (5, 32, 0.9)
     assert method.local.lr * getattr(method, "weight_labeled", 1) == pytest.approx(0.03)
-    assert getattr(method, "epochs_unlabeled", 1) == 1
+    assert method.epochs_unlabeled == 1
     assert Experiment(method=name, train="fewlabel").method == method
 
 
@@ -98,6 +98,67 @@ def test_what_a_recipe_resolved_is_written_and_read_without_it():
     resolved = read({"recipe": "fewlabel", "method": "fedmatch"})
     assert "recipe" not in dumps(resolved)
     assert read(tomllib.loads(dumps(resolved))) == resolved
+
+
+# Another recipe for a stored run
+
+
+def stored(method, *changes, recipe="fewlabel"):
+    return tomllib.loads(dumps(read({"recipe": recipe, "method": method}, changes)))
+
+
+@pytest.mark.parametrize("name", [*METHODS, "labels-only", "all-labels"])
+def test_a_stored_run_with_another_recipe_trains_its_sites_by_that(name):
+    for old, new in (("fewlabel", "printed"), ("printed", "fewlabel"), ("fewlabel", "fewlabel")):
+        assert read(stored(name, recipe=old), [f"recipe={new}"]) == read({"recipe": new, "method": name})
+
+
+def test_what_the_user_had_set_in_a_stored_run_stays_with_another_recipe():
+    """The recipe has five epochs in batches of 32; RSCFed has one in batches of 64, without labels at 0.021."""
+    table = stored("rscfed", "method.local.lr=0.1", "method.beta=7")
+    local = read(table, ["recipe=printed"]).method.local
+    assert (local.lr, local.epochs, local.batch_size, local.lr_unlabeled) == (0.1, 1, 64, 0.021)
+    assert read(table, ["recipe=printed"]).method.beta == 7
+    local = read(table, ["recipe=printed", "method.local.epochs=3"]).method.local
+    assert (local.lr, local.epochs) == (0.1, 3)
+
+
+def test_the_recipe_of_stored_sites_is_known_though_its_training_was_changed():
+    table = stored("rscfed", "train.average=0.5", "method.local.lr=0.1", recipe="printed")  # training is no recipe's
+    local = read(table, ["recipe=fewlabel"]).method.local
+    assert (local.lr, local.epochs, local.batch_size) == (0.1, 5, 32)
+
+
+def test_a_recipe_in_a_grid_changes_the_sites_of_a_stored_run():
+    table = stored("cbafed", "method.beta=0.1")
+    by_set, by_axis = grid(table, {"seed": [0]}, ["recipe=printed"]), grid(table, {"recipe": ["printed", "fewlabel"]})
+    assert [one.method.local.epochs for one in by_set + by_axis] == [11, 11, 5]
+    assert {one.method.beta for one in by_set + by_axis} == {0.1}
+
+
+def test_a_file_that_says_how_sites_train_keeps_that_with_any_recipe():
+    file = {"method": {"name": "rscfed", "local": {"epochs": 5, "batch_size": 64}}}
+    for recipe in ("printed", "fewlabel"):
+        local = read(file, [f"recipe={recipe}"]).method.local
+        assert (local.epochs, local.batch_size) == (5, 64)
+
+
+# A method as an object
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_recipe_trains_the_sites_of_an_object_as_those_of_its_name(name):
+    named = Experiment(method=name, train="fewlabel")
+    assert Experiment(method=METHODS[name], train="fewlabel").method == named.method
+    assert Experiment(method=named.method, train="fewlabel").method == named.method
+    assert Experiment(method=named.method, train="printed").method == named.method  # whoever gives it means it
+
+
+def test_what_is_changed_in_an_object_stays():
+    given = replace(METHODS["rscfed"], beta=7, local=Local(lr=0.1))
+    method = Experiment(method=given, train="fewlabel").method
+    assert (method.beta, method.local.lr, method.local.epochs, method.local.batch_size) == (7, 0.1, 5, 32)
+    assert Experiment(method=given, train=RECIPES["fewlabel"]).method == given
 
 
 # The schedule
@@ -283,6 +344,24 @@ def test_a_method_with_a_warm_up_of_its_own_keeps_it():
     assert Experiment(method="cbafed", train="fewlabel").warmup_rounds == 0
     assert Experiment(method="rscfed", train="fewlabel").warmup_rounds == 8  # of 30, a quarter
     assert Experiment(method=replace(METHODS["rscfed"], warmup=2), train="fewlabel").warmup_rounds == 0
+
+
+@pytest.mark.parametrize(("rounds", "found"), [(1, 0), (2, 0), (3, 1), (4, 1), (6, 2), (10, 2), (30, 8)])
+def test_a_share_of_the_rounds_is_as_many_as_in_stored_runs(rounds, found):
+    """A quarter, rounded; a half is rounded to the even number."""
+    assert Experiment(method="rscfed", train="fewlabel", rounds=rounds).warmup_rounds == found
+
+
+def test_a_run_too_short_for_its_warm_up_says_so():
+    def told(rounds, method="rscfed", **more):
+        return [text for text in Experiment(method=method, rounds=rounds, **more).cautions if "warm-up of" in text]
+
+    (text,) = told(2, train="fewlabel")
+    assert text.endswith("raise rounds to 3 or more, or train.warmup to 0.5")
+    assert Experiment(method="rscfed", rounds=2, train=replace(RECIPES["fewlabel"], warmup=0.5)).warmup_rounds == 1
+    assert told(1, train="fewlabel")[0].endswith("raise rounds to 3 or more")
+    assert told(3, train="fewlabel") == told(2) == told(2, "labels-only", train="fewlabel") == []
+    assert told(2, "cbafed", train="fewlabel") == []  # it has its own
 
 
 def test_fedirms_ramp_counts_from_the_end_of_the_warm_up(run_dir):

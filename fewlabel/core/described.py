@@ -1,6 +1,7 @@
 """How a method describes itself: what leaves a site, its warnings, its plots. It may leave out any of these."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any
 
 from fewlabel.core.plots import Plot
@@ -41,6 +42,19 @@ def all_warmup(method: Any, experiment: Any) -> Iterator[str]:
             f"{experiment.name}: all of its {experiment.rounds} rounds are warm-up, in which labeled clients train "
             "alone; raise rounds, or lower method.warmup"
         )
+
+
+def short_warmup(experiment: Any) -> Iterator[str]:
+    """Warn if a run is so short that the recipe's warm-up is no round at all."""
+    share, rounds = experiment.recipe.warmup, experiment.rounds
+    if experiment.warmup_rounds or not share or own_warmup(experiment.method) or not needs_unlabeled(experiment.method):
+        return
+    enough = next(number for number in count(rounds) if round(share * number))
+    longer = f", or train.warmup to {1 / rounds:g}" if rounds > 1 else ""
+    yield (
+        f"{experiment.name}: a warm-up of {share:g} of the rounds is none of {rounds}, so the model learns from "
+        f"unlabeled images before it knows anything; raise rounds to {enough} or more{longer}"
+    )
 
 
 def for_every_client(method: Any, experiment: Any) -> Iterator[str]:

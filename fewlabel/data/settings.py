@@ -3,6 +3,7 @@
 The comment beside a setting is its help text in `fewlabel list settings`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -96,3 +97,26 @@ class Views:
     strong: str = field(default="randaugment", metadata={"read": read_view})  # the strong view, likewise
     test: str = field(default="none", metadata={"read": read_view})  # how images look that a model is measured on, in
     #   simulations; FedMatch's paper has flip-shift
+
+
+def is_own(name: str) -> bool:
+    """Return True if the data set of this name is the user's own: images at data.path, or a function."""
+    from fewlabel.data.own.listing import KINDS
+
+    return name in KINDS or ":" in name
+
+
+def labels_of_own_data(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of labels for a user's own data: every label counts, unless what is given says otherwise."""
+    some = given.keys() & {"clients", "which", "ids", "unlabeled_clients"}
+    at = given.get("at", "some-clients" if some else "every-client")
+    whole = "every-client" in str(at) and not given.keys() & {"fraction", "per_class"}
+    return {**given, "at": at} | ({"fraction": 1.0} if whole else {})
+
+
+def with_every_label(labels: Mapping[str, Any], stream: bool) -> dict[str, dict[str, Any]]:
+    """Return the settings that give every image its label. Clients that take no part still take none."""
+    both = "some-clients" in str(labels.get("at", Labels.at)) and labels.get("unlabeled_clients") not in (None, "none")
+    at = "some-clients+every-client" if both else "every-client"
+    changed = {"at": at, "fraction": 1.0, "per_class": None, "server_per_class": None}
+    return {"labels": changed} | ({"stream": {"data": "all"}} if stream else {})

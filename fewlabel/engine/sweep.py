@@ -21,7 +21,7 @@ from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.engine import record
 from fewlabel.engine.pool import end_with
 from fewlabel.engine.run import Interrupted, execute, prepare
-from fewlabel.experiment import Experiment, dumps, load, read
+from fewlabel.experiment import Experiment, by_another_recipe, dumps, load, read
 
 # Called with each line of a run, and at its end with {"done": true} or {"failed": …}.
 Watch = Callable[[Path, dict[str, Any]], None]
@@ -32,20 +32,20 @@ def grid(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], changes: Se
     if twice := {change.partition("=")[0].strip() for change in changes} & axes.keys():
         raise BadInput(f"{min(twice)} is both set and varied; give one of them")
     axes = dict(sorted(axes.items(), key=lambda axis: axis[0] != "method"))  # method comes first
-    recipes = [change for change in changes if change.partition("=")[0].strip() == "recipe"]
-    others = [change for change in changes if change not in recipes]
+    recipes = [change.partition("=")[2].strip() for change in changes if change.partition("=")[0].strip() == "recipe"]
+    others = [change for change in changes if change.partition("=")[0].strip() != "recipe"]
     experiments = []
     for values in product(*axes.values()):
         table: dict[str, Any] = json.loads(json.dumps(dict(base)))
-        if recipes or "recipe" in axes:  # it wins over the file's training, and what is varied wins over it
-            table.pop("train", None)
-        for change in recipes:
-            table["recipe"] = change.partition("=")[2].strip()
-        for key, value in zip(axes, values, strict=True):
-            if key == "method":
-                table["method"] = value if isinstance(value, dict) else {"name": value}
-            else:
-                schema.assign(table, key, value)
+        varied = dict(zip(axes, values, strict=True))
+        if (method := varied.pop("method", None)) is not None:
+            table["method"] = method if isinstance(method, dict) else {"name": method}
+        for recipe in [*recipes, *([varied.pop("recipe")] if "recipe" in varied else [])]:
+            table = by_another_recipe(
+                table, recipe
+            )  # it wins over the file's training, and what is varied wins over it
+        for key, value in varied.items():
+            schema.assign(table, key, value)
         try:
             experiments.append(read(table, others))
         except BadInput as error:

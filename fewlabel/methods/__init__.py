@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-from fewlabel.core.schema import plain
 from fewlabel.learn.optim import Local
 from fewlabel.learn.teacher import MeanTeacher
 from fewlabel.methods.cbafed import CBAFed
@@ -117,30 +116,3 @@ ABOUT = {
     "fedavg-plus": "FedAvg among labeled clients, with residual weights: FedAvg+ of CBAFed's paper.",
     "mt-wfedavg": "Mean teachers, and an average by distance: MT+wFed-Avg of IsoFed's paper.",
 }
-
-# How sites train by the recipe `fewlabel`: the same for all methods, because the papers' settings differ widely.
-SITES = Local(epochs=5, batch_size=32, lr=0.03, lr_unlabeled=0.02)
-
-
-def by_recipe(name: str) -> dict[str, Any]:
-    """Return what the recipe `fewlabel` changes in a method's settings.
-
-    In a round, sites train for five epochs on labels and, where the method has a setting for it, for one on unlabeled
-    images. In CBAFed, FedIRM and Twin-sight, sites with labels get half of the weight in the average, as in RSCFed; by
-    its size, a single one would be outvoted.
-    """
-    method = METHODS[name]
-    if isinstance(method, Tutor):  # its defaults were chosen with the recipe
-        return {}
-    found: dict[str, Any] = {"local": plain(SITES)}
-    if isinstance(method, FedMatch):  # its loss on labels is ten times larger
-        found["local"] |= {"lr": SITES.lr / 10, "lr_unlabeled": "none", "weight_decay": 0.0, "clip": 50.0}
-    if hasattr(method, "epochs_unlabeled"):
-        found["epochs_unlabeled"] = 1
-    if hasattr(method, "server_epochs"):
-        found["server_epochs"] = SITES.epochs
-    if isinstance(method, CBAFed | FedIRM | TwinSight):
-        found["labeled_share"] = 0.5
-    if name == "fed-selftraining":
-        found["warmup"] = 0  # the recipe has one
-    return found

@@ -47,6 +47,7 @@ class SAGE:
     kappa: NonNegative = math.log(2) / 0.05  # how fast the local label's share falls with the gap of confidences
     weight_unlabeled: NonNegative = 1.0  # lambda_u: weight of the loss on unlabeled images
     batch_unlabeled: Count = 256  # images in an unlabeled batch
+    epochs_unlabeled: Count | None = None  # epochs of a round at clients without labels; by default the same
     local: Local = Local(epochs=5, batch_size=128, lr=0.1, weight_decay=1e-4, clip=None)
 
     label_places = frozenset({EVERY_CLIENT, SOME_CLIENTS})
@@ -80,7 +81,8 @@ class SAGE:
             return torch.stack(parts).sum()
 
         steps = optimizer(model, local, site.labeled is not None)
-        for epoch in range(1, local.epochs + 1):  # noqa: B007 (the loss reads it)
+        epochs = local.epochs if site.labeled else self.epochs_unlabeled or local.epochs
+        for epoch in range(1, epochs + 1):  # noqa: B007 (the loss reads it)
             batches = paired(site.labeled, site.unlabeled, ("weak", "strong"), local.batch_size, self.batch_unlabeled)
             fit(model, steps, batches, loss, local.clip)
         site.score(model)

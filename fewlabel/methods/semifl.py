@@ -35,7 +35,7 @@ from torch import Tensor
 from fewlabel.core.described import SUMS_DO
 from fewlabel.core.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Model, Site
 from fewlabel.core.images import Unlabeled
-from fewlabel.core.schema import NonNegative, Positive, Share
+from fewlabel.core.schema import Count, NonNegative, Positive, Share
 from fewlabel.core.tasks import on_client, on_server
 from fewlabel.core.tree import Tree
 from fewlabel.learn.alternate import State, alternate, fine_tuned, start
@@ -56,6 +56,7 @@ class SemiFL:
     alpha: Positive = 0.75  # a: the share of an image in a mixed one is drawn by Beta(a, a)
     weight_mix: NonNegative = 1.0  # lambda: weight of the loss on mixed images; 0 leaves it out
     global_momentum: Share = 0.5  # beta_g: how much of the last round's change is added to the average
+    epochs_unlabeled: Count | None = None  # epochs of a round on unlabeled images; by default as on labels
     local: Local = Local(epochs=5, batch_size=10, lr=0.03, clip=1.0)
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
@@ -106,6 +107,6 @@ class SemiFL:
     def batches(self, images: Unlabeled, sure: Tensor, drawn: Tensor) -> Iterator[Pair]:
         """Pass over the fix set and the mix set, which are equally large, for all epochs."""
         size, mixed = self.local.batch_size, int(self.weight_mix > 0)
-        for _ in range(self.local.epochs):
+        for _ in range(self.epochs_unlabeled or self.local.epochs):
             first = images.batches(("weak", "strong"), size, sure)
             yield from zip(first, images.batches(("weak",), size, drawn, counted=mixed), strict=True)

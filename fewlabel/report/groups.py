@@ -22,6 +22,7 @@ LABELS = {"labels.at", "labels.fraction", "labels.per_class", "labels.server_per
 WITHIN = ("name", "rounds", "method.", "evaluate.", "checkpoint.", "threads", "device")  # may differ within a group
 SEEDS = 5  # a test of differences needs at least so many
 NARROW = 0.05  # a smaller gap between floor and ceiling is no measure: shares of it are mostly chance
+RANKED = ("accuracy", "balanced_accuracy", "auc")  # metrics of the last round whose best numbers are marked
 KINDS = ("labeled", "unlabeled")
 
 
@@ -90,15 +91,30 @@ class Group:
     def ranked(self, value: Callable[[Row], Spread | None]) -> tuple[set[Row], set[Row]]:
         """Return the best and the second best candidates. Of fewer than two candidates, none is best.
 
-        A candidate that guesses is neither, even if no other is better.
+        A candidate that guesses is neither, and so is one below the floor, even if no other is better.
         """
-        means = {row: spread.mean for row in self.candidates if not row.guessing and (spread := value(row))}
         if len(self.candidates) < 2:
             return set(), set()
+        floor = self.row_named(FLOOR)
+        least = value(floor) if floor else None
+        means = {row: mean for row, mean in self.means(value).items() if least is None or mean >= least.mean}
         order = sorted(set(means.values()), reverse=True)
         first = {row for row, mean in means.items() if order[:1] == [mean]}
         second = {row for row, mean in means.items() if order[1:2] == [mean]} if len(first) == 1 else set()
         return first, second
+
+    def means(self, value: Callable[[Row], Spread | None]) -> dict[Row, float]:
+        """Return the mean of each candidate that does not guess."""
+        return {row: spread.mean for row in self.candidates if not row.guessing and (spread := value(row))}
+
+    @property
+    def below_floor(self) -> bool:
+        """True if there is a choice of candidates, and some metric of one is below the floor's."""
+        floor = self.row_named(FLOOR)
+        if floor is None or len(self.candidates) < 2:
+            return False
+        pairs = [(floor.last[key], row.last[key]) for row in self.candidates for key in RANKED]
+        return any(least and own and own.mean < least.mean for least, own in pairs)
 
     def p_values(self, other: Row | None) -> dict[Row, float]:
         """Test whether the accuracy of each candidate differs from another row's.
@@ -114,8 +130,9 @@ class Group:
 
     @cached_property
     def p_to_best(self) -> dict[Row, float]:
-        best, _ = self.ranked(lambda row: row.last["accuracy"])
-        return self.p_values(next(iter(best))) if len(best) == 1 else {}
+        means = self.means(lambda row: row.last["accuracy"]) if len(self.candidates) > 1 else {}
+        best = [row for row, mean in means.items() if mean == max(means.values())]
+        return self.p_values(best[0]) if len(best) == 1 else {}
 
     def other_differences(self) -> list[str]:
         """List the settings in which rows differ beside their method. The ceiling's labels do not count."""

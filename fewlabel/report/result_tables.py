@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fewlabel.core.described import conclusions
-from fewlabel.experiment import Experiment
+from fewlabel.experiment import USUAL, Experiment
 from fewlabel.report.findings import GUESSING, guesses, predicts_one_class
 from fewlabel.report.groups import EVERY_LABEL, KINDS, NARROW, SEEDS, Group
 from fewlabel.report.runs import CEILING, FLOOR, METRICS, Row, Run
@@ -16,6 +16,7 @@ GUESS = (
     f"balanced accuracy is less than {100 * GUESSING:.0f} points above that of a model that gives every image the same "
     "class"
 )
+MOST_SETTINGS = 3  # to name for a row
 UNEQUAL = 0.5  # a row whose work differs from the floor's by more than this share gets a note
 
 
@@ -256,6 +257,8 @@ def warnings(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
     """Yield what makes rows hard to compare."""
     yield from about_unequal_work(groups)
     yield from about_guessing(rows)
+    if any(group.below_floor for group in groups):
+        yield f"What is below {FLOOR} has no rank."
     if len({len(row.seeds) for row in rows}) > 1:
         counts = ", ".join(f"{row.label} {len(row.seeds)}" for row in rows)
         yield f"Rows differ in their number of seeds: {counts}."
@@ -284,11 +287,26 @@ def about_rounds(groups: Sequence[Group], rows: Sequence[Row]) -> str:
 
 
 def about_recipes(experiments: Sequence[Experiment]) -> str:
-    """Name the recipe by which models were trained."""
+    """Name the recipe by which models were trained, and the settings of sites that someone set otherwise."""
     found = list(dict.fromkeys(experiment.recipe for experiment in experiments))
+    changed = about_sites(experiments)
     if len(found) > 1:
-        return f"Recipes: {', '.join(dict.fromkeys(experiment.recipe_name for experiment in experiments))}."
-    return f"Recipe {experiments[0].recipe_name}: {found[0].words}."
+        return f"Recipes: {', '.join(dict.fromkeys(experiment.recipe_name for experiment in experiments))}.{changed}"
+    return f"Recipe {experiments[0].recipe_name}: {found[0].words}.{changed}"
+
+
+def about_sites(experiments: Sequence[Experiment]) -> str:
+    """Say which rows of our recipe train their sites otherwise, and in which settings."""
+    from fewlabel.methods.recipe import own_sites
+
+    names = dict[str, None]()
+    for experiment in experiments:
+        keys = own_sites(experiment.method, USUAL) if experiment.recipe_name == USUAL else []
+        if keys:
+            more = f" and {len(keys) - MOST_SETTINGS} more" if keys[MOST_SETTINGS:] else ""
+            shown = ", ".join(f"method.{key}" for key in keys[:MOST_SETTINGS])
+            names[f"{experiment.name} ({shown}{more})"] = None
+    return f" Not as the recipe trains sites: {'; '.join(names)}." if names else ""
 
 
 def about_differences(groups: Sequence[Group]) -> str:

@@ -120,6 +120,14 @@ def test_images_with_two_labels_are_named_and_a_run_goes_on_without_them(fewlabe
     assert "set data.conflicting = 'leave-out'" in found.err
 
 
+def test_a_check_fails_if_every_image_has_two_labels(fewlabel: Command, tmp_path: Path) -> None:
+    for label in "ab":
+        grey(tmp_path / "images" / label / "1.png", 1)
+    found = fewlabel("data", "check", tmp_path / "images")
+    assert found.code == 2
+    assert "this would spoil a run: every labeled image has a copy with another label, so a run has none" in found.err
+
+
 def test_a_run_on_the_rest_works(mixed: Path, fewlabel: Command, tmp_path: Path) -> None:
     argv = ["run", *QUICK, "--data", "folder", "--set", f"data.path={mixed}", "--set", "rounds=1", "--workers", "1"]
     found = fewlabel(*argv)

@@ -771,6 +771,30 @@ def test_images_with_two_labels_are_left_out_and_told(tmp_path: Path) -> None:
     assert check_images(listing).problems() == []
 
 
+def test_a_check_says_if_different_labels_leave_nothing(tmp_path: Path) -> None:
+    """Of a and b there are two images, each in both classes; a third one, or one without a label, changes that."""
+    for label in "ab":
+        grey(tmp_path / label / "1.png", 1)
+        grey(tmp_path / label / "2.png", 2)
+    grey(tmp_path / "unlabeled" / "3.png", 3)
+    assert check_images(list_images("folder", tmp_path)).problems() == [
+        "every labeled image has a copy with another label, so a run has none left"
+    ]
+    grey(tmp_path / "a" / "4.png", 4)
+    assert check_images(list_images("folder", tmp_path)).problems() == []
+
+
+def test_a_check_says_which_split_is_left_with_nothing(tmp_path: Path) -> None:
+    for split, label, value in (("train", "a", 1), ("train", "b", 2), ("test", "a", 3), ("test", "b", 3)):
+        grey(tmp_path / split / label / f"{value}.png", value)
+    assert check_images(list_images("folder", tmp_path)).problems() == [
+        "every labeled image of test has a copy with another label, so a run has none left"
+    ]
+    assert refused(lambda: read_images(list_images("folder", tmp_path))) == (
+        "every image of test has a copy with another label, so none is left; give each one label"
+    )
+
+
 def test_images_with_two_labels_can_be_kept_or_stop_a_run(tmp_path: Path) -> None:
     listing = list_images("npz", conflicting_npz(tmp_path / "a.npz"))
     assert "different labels for 2 images, such as train_images[1] (0) and test_images[3] (1); see all by" in refused(

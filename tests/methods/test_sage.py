@@ -58,6 +58,16 @@ def test_sage_loss_adds_the_labels_and_the_sure_unlabeled_images():
     assert moved(BARE.local_update(site(0, unlabeled=[1, 1]), START)) == approx(1 / 4)
 
 
+def test_sage_clients_without_labels_may_have_epochs_of_their_own():
+    """A step of 1/4 moves the logits apart by 1, so the second of two is 1 - sigmoid(ln 3 + 1)."""
+    twice = replace(BARE, local=replace(STEP, epochs=2))
+    second = 1 - sigmoid(math.log(3) + 1)
+    assert moved(twice.local_update(site(0, unlabeled=[1, 1]), START)) == approx(1 / 4 + second)
+    once = replace(twice, epochs_unlabeled=1)
+    assert moved(once.local_update(site(0, unlabeled=[1, 1]), START)) == approx(1 / 4)
+    assert moved(once.local_update(site(0, [(1, 0)]), START)) == approx(1 / 4 + second)
+
+
 def test_sage_local_model_labels_as_it_trains_and_the_global_model_as_received():
     # After a step towards label 1 and pseudo-label 0 the local model is at a = 1/4 - 3/4 and says class 1, and is sure.
     one = site(0, [(1, 1)], [1, 1])

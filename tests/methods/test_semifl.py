@@ -70,6 +70,16 @@ def test_semifl_pseudo_labels_are_made_once_a_round_in_evaluation_mode():
     assert (sorted(index.tolist()), label.tolist()) == ([0, 1, 2, 3], [0] * 4)
 
 
+def test_semifl_unlabeled_images_may_have_epochs_of_their_own():
+    """A step of 1/4 moves the logits apart by 1, so the second of two is 1 - sigmoid(ln 3 + 1). Labels have both."""
+    twice = replace(FIX, local=replace(STEP, epochs=2))
+    second = 1 - sigmoid(math.log(3) + 1)
+    assert moved(twice.local_update(site(0, unlabeled=[1, 1]), START)) == approx(SUPERVISED + second)
+    once = replace(twice, epochs_unlabeled=1)
+    assert moved(once.local_update(site(0, unlabeled=[1, 1]), START)) == approx(SUPERVISED)
+    assert moved(once.fine_tune(site(0, [(1, 0)]), START)) == approx(SUPERVISED + second)
+
+
 def test_semifl_trained_images_are_counted_once_for_each_loss():
     for method, counted in ((FIX, 3), (BOTH, 6)):
         one = site(0, unlabeled=[1, 1, 1])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fewlabel.cli.main import main
-from fewlabel.experiment import Clients, Experiment, Labels
+from fewlabel.experiment import Clients, Experiment, Labels, read
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.findings import guesses
 from fewlabel.report.groups import holm, paired
@@ -59,7 +59,7 @@ def column(comparison: Comparison, heading: str) -> dict[str, str]:
 
 
 def test_the_best_and_the_second_between_floor_and_ceiling_are_marked_where_there_is_a_choice(made: Made) -> None:
-    values = {"labels-only": 0.9, "fedavg": 0.5, "fedprox": 0.6, "rscfed": 0.4, "all-labels": 0.95}
+    values = {"labels-only": 0.3, "fedavg": 0.5, "fedprox": 0.6, "rscfed": 0.4, "all-labels": 0.95}
     results = [made(of(name), value) for name, value in values.items()]
     table = Comparison(results).table()
     at = [table.columns.index(words) for words in ("accuracy", "balanced acc.", "AUC")]
@@ -73,6 +73,24 @@ def test_the_best_and_the_second_between_floor_and_ceiling_are_marked_where_ther
     rows = [line for line in str(table).splitlines() if line.startswith(tuple(values)) and ".0" in line]
     assert len({line.index(".") for line in rows[: len(values)]}) == 1  # marked or not, they stand below each other
     assert not Comparison([results[0], results[1], results[4]]).table().best
+
+
+@pytest.mark.parametrize(
+    ("floor", "best", "second"), [(0.4, {2}, {1}), (0.5, {2}, {1}), (0.55, {2}, set()), (0.9, set(), set())]
+)
+def test_no_row_below_the_floor_has_a_rank(floor: float, best: set[int], second: set[int], made: Made) -> None:
+    values = {"labels-only": floor, "fedavg": 0.5, "fedprox": 0.6, "all-labels": 0.95}
+    comparison = Comparison([made(of(name), value) for name, value in values.items()])
+    for table in (comparison.table(), comparison.overview()):
+        assert ({row for row, _ in table.best}, {row for row, _ in table.second}) == (best, second)
+    assert ("What is below labels-only has no rank." in str(comparison.table())) == (floor > 0.5)
+
+
+def test_the_best_is_that_of_p_values_even_below_the_floor(made: Made) -> None:
+    seeds = [0.5, 0.52, 0.54, 0.51, 0.55, 0.53]
+    results = [*over_seeds(made, "fedavg", seeds), *over_seeds(made, "fedprox", [v + 0.1 for v in seeds])]
+    floor = over_seeds(made, "labels-only", [v + 0.2 + 0.01 * (v > 0.52) for v in seeds])
+    assert column(Comparison([*floor, *results]), "p, to best")["fedavg"] != "–"
 
 
 def test_two_that_are_best_leave_no_second(made: Made) -> None:
@@ -522,3 +540,26 @@ def test_show_writes_each_form_and_nothing_else(
     lines = list(csv.DictReader(io.StringIO(show("csv"))))
     assert [line["last_auc_mean"] for line in lines] == (["0.5"] if below else ["0.5", "0.6"])
     json.loads(show("json"))
+
+
+def test_the_note_on_the_recipe_says_whose_sites_were_changed(made: Made) -> None:
+    def note(*experiments: Experiment) -> str:
+        text = " ".join(Comparison([made(one, 0.5) for one in experiments]).table().notes)
+        return text[text.index("Recipe") :].split(" The chosen round")[0]
+
+    whole, few, many = (
+        read({"recipe": "fewlabel", "rounds": 1, "method": name}, changes)
+        for name, changes in {
+            "labels-only": [],
+            "fedprox": ["method.local.lr=0.5"],
+            "rscfed": [f"method.local.{key}" for key in ("lr=0.1", "epochs=1", "clip=1.0", "batch_size=8")],
+        }.items()
+    )
+    assert note(whole).endswith("balanced classes, warm-up on labels alone.")
+    assert note(whole, few).endswith("labels alone. Not as the recipe trains sites: fedprox (method.local.lr).")
+    assert note(many).endswith(
+        "sites: rscfed (method.local.epochs, method.local.batch_size, method.local.lr and 1 more)."
+    )
+    printed = read({"recipe": "printed", "rounds": 1}, ["method.local.lr=0.5"])
+    assert note(printed) == "Recipe printed: trained as the papers print it."
+    assert str(Result(made(few, 0.5).directory).table()).count("Not as the recipe trains") == 1

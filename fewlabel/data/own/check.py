@@ -52,6 +52,12 @@ class CheckReport:
         return [same for same in self.duplicates if len({item.label for item in same} - {""}) > 1]
 
     @property
+    def emptied(self) -> list[str]:
+        """Splits that have labeled images, but none that a run would use: all have copies with different labels."""
+        odd = Counter(item.split for same in self.conflicts for item in same if item.label)
+        return [split for split, counts in self.classes.items() if 0 < counts.total() - counts[""] == odd[split]]
+
+    @property
     def leaks(self) -> list[tuple[Item, ...]]:
         """Duplicates in different splits, without those that a run leaves out because of their labels."""
         odd = self.conflicts
@@ -94,6 +100,9 @@ class CheckReport:
             found.append(f"there are images for {' and '.join(splits)}, but a run needs train and test")
         if len(self.listing.classes) < 2:
             found.append(f"a run needs two classes or more, there are {len(self.listing.classes)}")
+        for split in self.emptied:
+            where = f" of {split}" if split else ""
+            found.append(f"every labeled image{where} has a copy with another label, so a run has none left")
         asked = {label for split in splits if split != "train" for label in self.classes[split]} - {""}
         if untaught := [name for name in self.listing.classes if name in asked and not self.classes["train"][name]]:
             found.append(f"no images to train on for {', '.join(untaught)}, which other splits have")

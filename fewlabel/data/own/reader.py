@@ -65,6 +65,9 @@ def read_parts(
     for split in listing.splits or [""]:
         rows = np.array([row for row, item in enumerate(items) if item.split == split])
         there = kept[rows]
+        if len(rows) and not there.any():
+            where = f" of {split}" if split else ""
+            raise BadInput(f"every image{where} has a copy with another label, so none is left; give each one label")
         some = [items[row] for row in rows[there]]
         clients = np.array([item.client for item in some])
         in_files = partial(pixels, listing, some, colour, scale)
