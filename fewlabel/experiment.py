@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 
 from fewlabel.core import schema
-from fewlabel.core.described import cautions, own_warmup
+from fewlabel.core.described import cautions, needs_each_model, own_warmup
 from fewlabel.core.errors import BadInput, StorageError, unknown
 from fewlabel.core.schema import Count, Natural, Positive, Range, Share
 from fewlabel.data.settings import Clients as Clients
@@ -24,6 +24,7 @@ from fewlabel.data.settings import Data as Data
 from fewlabel.data.settings import Labels as Labels
 from fewlabel.data.settings import Stream as Stream
 from fewlabel.data.settings import Views as Views
+from fewlabel.data.settings import check_attack
 
 
 @dataclass(frozen=True)
@@ -309,6 +310,12 @@ class Experiment:
             raise BadInput(f"labels.ids must be different clients from 0 to {count - 1}, found {list(ids)}")
         if self.clients.min_replies > (self.clients.per_round or self.clients.count):
             raise BadInput("clients.min_replies is more than the clients that take part in a round; lower it")
+        check_attack(self.clients)
+        if (how := self.clients.aggregate) != "mean" and needs_each_model(self.method):
+            raise BadInput(
+                f"clients.aggregate = '{how}' is not for {self.name}, which weighs each client's model by itself; "
+                "leave it out, or bound updates by clients.clip_median and clients.outlier"
+            )
 
     @property
     def recipe(self) -> Train:
@@ -350,6 +357,7 @@ class Experiment:
             "clients.shards": (how == "shards", "clients.partition = 'shards'"),
             "clients.column": (how == "by-column", "clients.partition = 'by-column'"),
             "clients.file": (how == "file", "clients.partition = 'file'"),
+            "clients.trim": (self.clients.aggregate == "trimmed-mean", "clients.aggregate = 'trimmed-mean'"),
             "labels.per_class": ("every-client" in at or "server" in at, "labels.at with every-client or server"),
             "labels.server_per_class": ("server" in at, "labels.at with server"),
             # At every-client they do no harm, and the ceilings of earlier tables have them there.

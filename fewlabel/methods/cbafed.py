@@ -47,7 +47,7 @@ from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Sit
 from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.plots import PerClass
 from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
-from fewlabel.core.tasks import on_client
+from fewlabel.core.tasks import Asked, on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn import residual
 from fewlabel.learn.consensus import by_kind
@@ -85,6 +85,9 @@ class Update:
     model: Weights
     used: int  # images trained on
     counts: Tensor | None = None  # images of each class
+
+    def check_answer(self, asked: Asked) -> None:
+        asked.check_images(self.used, self.counts)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from fewlabel.core.federation import SOME_CLIENTS, Federation, Site, Weights, br
 from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.plots import ClassMatrix
 from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
-from fewlabel.core.tasks import on_client
+from fewlabel.core.tasks import Asked, on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn.consensus import by_kind
 from fewlabel.learn.loop import fit
@@ -69,6 +69,12 @@ class State:
 
     model: Weights
     relation: Relation | None = None
+
+    def check_answer(self, asked: Asked) -> None:
+        rows, known = (self.relation.rows, self.relation.known) if self.relation else (torch.zeros(0), torch.zeros(0))
+        fits = rows.shape == (asked.classes, asked.classes) and known.shape == (asked.classes,)
+        if self.relation and not (fits and known.dtype == torch.bool and rows.min() >= 0 and rows.max() <= 1):
+            raise ValueError(f"its relation must be {asked.classes} rows of probabilities, and which of them it knows")
 
 
 @dataclass(frozen=True)
