@@ -15,6 +15,7 @@ from fewlabel.core import tree
 from fewlabel.core.tree import Tree
 
 Aggregate = Literal["mean", "trimmed-mean", "median", "geometric-median"]
+TINY = 1e-30  # a distance that is not zero, to divide by
 STEPS = 200  # of the search for a geometric median; each step divides the weight of a far model by two or more
 
 
@@ -75,7 +76,7 @@ def geometric_weights(models: Sequence[Tree]) -> list[float]:
         products += rows @ rows.T
     weights = torch.full((len(models),), 1 / len(models), dtype=torch.float64)
     for _ in range(STEPS):
-        weights = 1 / distances(products, weights).clamp(min=1e-9 * float(products.diagonal().max().sqrt()) or 1.0)
+        weights = 1 / distances(products, weights).clamp(min=TINY)
         weights /= weights.sum()
     return weights.tolist()
 

@@ -56,13 +56,17 @@ def is_tree(value: object) -> TypeGuard[Tree]:
 
 
 def norms(trees: Trees) -> dict[Part, float]:
-    """Return the L2 norms of an update in double precision: of all its parameters, and of all its statistics."""
+    """Return the L2 norms of an update in double precision: of all its parameters, and of all its statistics.
+
+    Of a variance, its square root counts, the standard deviation. Variances of different layers would drown each other.
+    """
     squares: dict[Part, float] = {}
     for old, new in trees.values():
         for name, value in new.items():
             kind = tree.kind(name, value)
             if kind != "counter" and name in old and old[name].shape == value.shape:
-                norm = float(torch.linalg.vector_norm(value - old[name], dtype=torch.float64))
+                change = rooted(name, value) - rooted(name, old[name])
+                norm = float(torch.linalg.vector_norm(change, dtype=torch.float64))
                 squares[kind] = squares.get(kind, 0.0) + norm**2
     return {part: math.sqrt(square) for part, square in squares.items()}
 
@@ -75,13 +79,24 @@ def scaled(upload: U, sent: Any, factors: Mapping[Part, float]) -> U:
         factor = 1.0 if kind == "counter" or name not in old else factors.get(kind, 1.0)
         if factor == 1.0:
             return value
-        return torch.add(old[name], value - old[name], alpha=factor)
+        before = rooted(name, old[name])
+        found = torch.add(before, rooted(name, value) - before, alpha=factor)
+        return found.square() if is_variance(name) else found
 
     trees = moved(upload, sent)
     changed = {
         field: {name: change(name, old, value) for name, value in new.items()} for field, (old, new) in trees.items()
     }
     return with_trees(upload, sent, changed)
+
+
+def is_variance(name: str) -> bool:
+    return name.endswith("running_var")
+
+
+def rooted(name: str, value: Tensor) -> Tensor:
+    """Return an entry of a tree; of variances, their square roots."""
+    return value.clamp(min=0).sqrt() if is_variance(name) else value
 
 
 def with_trees(upload: U, sent: Any, trees: Mapping[str, Tree]) -> U:

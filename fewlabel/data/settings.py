@@ -28,7 +28,9 @@ class Data:
 class Attack:
     """What some clients of a simulation do wrong, to measure how well a federation is protected."""
 
-    kind: Literal["scale", "sign-flip", "label-flip", "noise", "false-counts", "nan", "huge"]  # what they do: send
+    kind: Literal[
+        "scale", "sign-flip", "label-flip", "noise", "false-counts", "not-a-number", "huge"
+    ]  # what they do: send
     #   their update times `strength`; the same, reversed; train on wrong labels; send noise, of `strength` times the
     #   norm of their update; claim `strength` times as many images; send NaN; send numbers of 3e38
     ids: tuple[Natural, ...]  # the clients that do it
@@ -75,7 +77,7 @@ def check_attack(clients: Clients) -> None:
     ids = attack.ids
     if not ids or len(set(ids)) < len(ids) or max(ids) >= clients.count:
         raise BadInput(f"clients.attack.ids must be different clients from 0 to {clients.count - 1}, found {list(ids)}")
-    if attack.kind in ("label-flip", "nan", "huge") and attack.strength != Attack.strength:
+    if attack.kind in ("label-flip", "not-a-number", "huge") and attack.strength != Attack.strength:
         raise BadInput(f"clients.attack.strength would change nothing for kind = '{attack.kind}'; leave it out")
 
 

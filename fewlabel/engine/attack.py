@@ -31,8 +31,8 @@ def attacked(attack: Attack, task: Task, message: bytes, payload: bytes, rng: Rn
         upload = updates.scaled(upload, sent, {"parameter": -attack.strength})
     elif attack.kind == "noise":
         upload = with_noise(upload, sent, attack.strength, rng)
-    elif attack.kind in ("nan", "huge"):
-        number = math.nan if attack.kind == "nan" else HUGE
+    elif attack.kind in ("not-a-number", "huge"):
+        number = math.nan if attack.kind == "not-a-number" else HUGE
         upload = changed(upload, sent, trees, lambda name, old, value: torch.full_like(value, number))
     return wire.pack(upload, task.upload)
 

@@ -41,7 +41,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fewlabel.core import tree
 from fewlabel.core.described import SUMS_DO, all_warmup
 from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Site, Weights, broadcast
 from fewlabel.core.images import Labeled, Unlabeled
@@ -183,7 +182,7 @@ class CBAFed:
             return None
         if self.persistent_optimizer:
             site.state = Memory(memory_of(steps))
-        site.score(tree.of(model))
+        site.score(model)
         counts = torch.bincount(trained, minlength=site.num_classes) if self.balanced else None  # eq. 6, 19
         return Update(site.weights(), len(trained), counts)
 

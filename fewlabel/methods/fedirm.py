@@ -48,19 +48,13 @@ from fewlabel.learn.consensus import by_kind
 from fewlabel.learn.loop import fit
 from fewlabel.learn.losses import adjusted, consistency, matching
 from fewlabel.learn.optim import Local, Optimizer, memory_of, optimizer
-from fewlabel.learn.relation import class_sums, entropy, ramp, relation, with_dropout
+from fewlabel.learn.relation import Relation, class_sums, entropy, ramp, relation, with_dropout
 from fewlabel.learn.teacher import MeanTeacher, Memory, Teacher
 
 RELATIONS = """Labeled sites also send their relation matrix, unless its weight is 0: the mean output for each class,
 which tells what classes a site has and how its model confuses them."""
 MATCHED = """What the model says of images of each class, softened and on average. Unlabeled clients, by their
 pseudo-labels, should agree with labeled ones. Blank: a client is sure of no image of that class."""
-
-
-@dataclass(frozen=True)
-class Relation:
-    rows: Tensor  # [C, C]
-    known: Tensor  # bool [C]: classes with images
 
 
 @dataclass(frozen=True)
@@ -71,10 +65,8 @@ class State:
     relation: Relation | None = None
 
     def check_answer(self, asked: Asked) -> None:
-        rows, known = (self.relation.rows, self.relation.known) if self.relation else (torch.zeros(0), torch.zeros(0))
-        fits = rows.shape == (asked.classes, asked.classes) and known.shape == (asked.classes,)
-        if self.relation and not (fits and known.dtype == torch.bool and rows.min() >= 0 and rows.max() <= 1):
-            raise ValueError(f"its relation must be {asked.classes} rows of probabilities, and which of them it knows")
+        if self.relation:
+            self.relation.check(asked.classes)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fewlabel.experiment import Experiment
-from fewlabel.report.findings import GUESSING, guesses, predicts_one_class
+from fewlabel.report.findings import GUESSING, guesses, odd_updates, predicts_one_class
 from fewlabel.report.groups import EVERY_LABEL, KINDS, NARROW, SEEDS, Group
 from fewlabel.report.runs import CEILING, FLOOR, METRICS, Row, Run
 from fewlabel.report.tables import Spread, Table, megabytes, percent, seconds
@@ -57,6 +57,8 @@ def run_table(run: Run) -> Table:
     elif run.last and guesses(run.last.get("test", {})):
         notes.append(f"The model guesses: {GUESS}.")
     notes.append(about_recipes([run.experiment]))
+    if odd := odd_updates(run.rounds):
+        notes.append(f"Odd updates: {odd}. The field `suspects` of rounds.jsonl says why.")
     if not run.finished:
         notes.append(f"{run.status}.".capitalize())
     return Table(run.title, ("", *columns), tuple(rows), tuple(notes))
@@ -254,6 +256,7 @@ def warnings(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
     """Yield what makes rows hard to compare."""
     yield from about_unequal_work(groups)
     yield from about_guessing(rows)
+    yield from about_suspects(rows)
     if len({len(row.seeds) for row in rows}) > 1:
         counts = ", ".join(f"{row.label} {len(row.seeds)}" for row in rows)
         yield f"Rows differ in their number of seeds: {counts}."
@@ -324,6 +327,18 @@ def about_unequal_work(groups: Sequence[Group]) -> Iterator[str]:
         (label, ratio), *others = ratios.items()
         more = "".join(f", {other} on {its:.1f}" for other, its in others)
         yield f"Unequal work: {label} trained on {ratio:.1f}{more} times as many images as {FLOOR}."
+
+
+def about_suspects(rows: Sequence[Row]) -> Iterator[str]:
+    """Name the clients whose updates were odd."""
+    odd = [
+        f"{row.label}, seed {run.seed}: {text}"
+        for row in rows
+        for run in row.results
+        if (text := odd_updates(run.rounds))
+    ]
+    if odd:
+        yield f"Odd updates, by rounds.jsonl: {' | '.join(odd)}."
 
 
 def about_guessing(rows: Sequence[Row]) -> Iterator[str]:
