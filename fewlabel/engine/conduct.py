@@ -67,14 +67,17 @@ class Judge:
         if did != "left out" or self.round in before:
             return
         self.conduct = replace(self.conduct, strikes={**self.conduct.strikes, client: (*before, self.round)})
-        if self.excludes(client):
+        if len(before) + 1 == self.settings.exclude_after:
             count = f"its updates were left out in {len(before) + 1} rounds (clients.exclude_after)"
             self.suspects.append({"client": client, **known, "task": task, "why": count, "did": "excluded"})
 
     def excludes(self, client: int) -> bool:
-        """Return True if a client is not asked again."""
-        most = self.settings.exclude_after
-        return most is not None and len(self.conduct.strikes.get(client, ())) >= most
+        """Return True if a client is not asked, because of earlier rounds.
+
+        This round does not count: jobs are made ahead of replies, and how far ahead depends on the number of workers.
+        """
+        most, strikes = self.settings.exclude_after, self.conduct.strikes.get(client, ())
+        return most is not None and sum(round < self.round for round in strikes) >= most
 
     def sizes(self, claimed: Sequence[ClientInfo], new: bool = True) -> list[ClientInfo]:
         """Return the clients with the sizes that count: none has more than the largest share of its kind.
