@@ -123,6 +123,18 @@ def test_a_member_is_named_by_its_name(tmp_path):
     assert "it claims 100,000,000 images" in first["suspects"][0]["why"]
 
 
+def test_a_member_that_reports_far_more_images_than_before_is_named(tmp_path):
+    folder = tmp_path / "federation"
+    members.create(folder, members.Federation("demo", "127.0.0.1:9443", "0.2.0"), {})
+    members.write_members(folder, (members.Member(1, "Klinik B", "key", "nonce", ""),))
+    assert members.grown(folder, {0: 100, 1: 474}) == []
+    assert members.grown(folder, {0: 200, 1: 500}) == []  # data may grow
+    why = "client 1 'Klinik B' reports 100,000,000 images, and reported 500 in an earlier run"
+    for _ in range(2):
+        assert members.grown(folder, {1: 10**8, 2: 7}) == [why]
+    assert members.grown(folder, {0: 200, 1: 600}) == []
+
+
 def test_nobody_can_be_told_to_attack(tmp_path):
     whole = experiment("method=fedavg", "clients.attack.kind=huge", "clients.attack.ids=[0]")
     data = split(whole, tmp_path / "sites")
