@@ -132,10 +132,9 @@ class Checked(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """Who was asked what: the client with the images that it says it has, the message, the number of classes."""
+    """Who was asked: the client, with the images that it says it has, and the number of classes."""
 
     client: ClientInfo
-    sent: Any
     classes: int
 
     def check_images(self, number: int, counts: Tensor | None = None) -> None:
@@ -167,7 +166,7 @@ def perform(method: Any, task: Task, site: Site[Any], message: bytes) -> bytes |
 def accept(task: Task, client: ClientInfo, round: int, data: bytes, network: Tree, asked: Asked | None = None) -> Any:
     """Unpack an upload. It must have the declared type, finite numbers and the network's own shapes.
 
-    No number may make an average overflow. Where it is known who was `asked` what, the upload must be an answer to it.
+    No number may make an average overflow. Where it is known who was `asked`, the upload must be a possible answer.
     """
     try:
         upload = wire.unpack(task.upload, data, finite=True)

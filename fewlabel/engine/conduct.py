@@ -122,8 +122,16 @@ class Judge:
         return any(key(task, labeled(one.reply), part) not in self.conduct.norms for part in one.norms)
 
     def _median(self, name: str, phase: Mapping[str, Sequence[float]]) -> float:
-        """Return the median norm of earlier rounds, or of this phase if it is the first."""
-        return statistics.median(self.conduct.norms.get(name) or phase[name])
+        """Return the median norm of earlier rounds, or of this phase if it is the first.
+
+        If most clients of a kind moved nothing, compare with all that moved something, of either kind.
+        """
+        if usual := statistics.median(self.conduct.norms.get(name) or phase[name]):
+            return usual
+        both = [
+            norm for kind in (name, other_kind(name)) for norm in self.conduct.norms.get(kind) or phase.get(kind, ())
+        ]
+        return statistics.median(found) if (found := [norm for norm in both if norm]) else 0.0
 
     def _decided(self, task: str, one: Judged, phase: Mapping[str, Sequence[float]]) -> Iterator[Reply[Any]]:
         """Yield a reply as it is, or with a smaller update, or not at all."""
@@ -157,7 +165,7 @@ class Judge:
             for part, norm in norms.items():
                 name = key(task, has_labels, part)
                 before = self.conduct.norms.get(name, ())
-                usual = max(statistics.median(phase[name]), statistics.median(before or phase[name]))
+                usual = max(statistics.median(phase[name]), self._median(name, phase))
                 few = len(before) + len(phase[name]) < 3
                 if not few and norm > FAR * usual > 0 and (client, task) not in named:
                     self.name(client, task, words(part, norm, usual, has_labels), "named")
@@ -209,6 +217,12 @@ def labeled(reply: Reply[Any]) -> bool:
 def key(task: str, has_labels: bool, part: Part) -> str:
     """Name what norms belong together."""
     return f"{task}, {called(has_labels)}, {part}"
+
+
+def other_kind(name: str) -> str:
+    """Name the norms of the other kind of client."""
+    task, kind, part = name.rsplit(", ", 2)
+    return f"{task}, {called(kind != called(True))}, {part}"
 
 
 def called(has_labels: bool) -> str:

@@ -304,7 +304,7 @@ class Server:
                 continue
             self.seen.up += len(outcome.payload)
             try:
-                asked = Asked(self._claims[client.id], entry.sent, self.num_classes)
+                asked = Asked(self._claims[client.id], self.num_classes)
                 upload = accept(task, client, self.round, outcome.payload, self._leaving, asked)
             except ClientError as error:
                 self._note_failure(error, refused=True)

@@ -82,10 +82,10 @@ NETWORK = tree.of(tiny(1, 10, 8))
 CLIENT = ClientInfo(7, 20, 30)
 
 
-def refused(method, upload, sent=None) -> str:
+def refused(method, upload) -> str:
     task = tasks(method)["local_update"]
     with pytest.raises(ClientError) as error:
-        accept(task, CLIENT, 3, wire.pack(upload, task.upload), NETWORK, Asked(CLIENT, sent, 10))
+        accept(task, CLIENT, 3, wire.pack(upload, task.upload), NETWORK, Asked(CLIENT, 10))
     assert error.value.client == 7
     return error.value.why
 

@@ -78,6 +78,13 @@ def test_clients_with_labels_are_not_compared_with_those_without():
     assert passed(strict, moves(90.0)) == {0: 2.0}
 
 
+def test_where_most_clients_of_a_kind_moved_nothing_the_other_kind_is_the_measure():
+    """Or one that moves among many that do not could go anywhere: 2 * 3 is the bound."""
+    strict = judge(clip_median=2.0)
+    strict.conduct = Conduct({NAME: (3.0,), "local_update, without labels, parameter": (0.0, 0.0, 0.0)})
+    assert passed(strict, moves(0.0, 90.0, labeled=False)) == {0: 0.0, 1: 6.0}
+
+
 def test_an_outlier_is_left_out_and_one_that_repeats_is_excluded():
     strict = judge(outlier=5.0, exclude_after=2)
     for round in (1, 2):
