@@ -24,15 +24,16 @@ class Data:
     #   there several times, with different labels
 
 
+AttackKind = Literal["scale", "sign-flip", "label-flip", "noise", "false-counts", "not-a-number", "huge"]
+
+
 @dataclass(frozen=True)
 class Attack:
     """What some clients of a simulation do wrong, to measure how well a federation is protected."""
 
-    kind: Literal[
-        "scale", "sign-flip", "label-flip", "noise", "false-counts", "not-a-number", "huge"
-    ]  # what they do: send
-    #   their update times `strength`; the same, reversed; train on wrong labels; send noise, of `strength` times the
-    #   norm of their update; claim `strength` times as many images; send NaN; send numbers of 3e38
+    kind: AttackKind  # what they do: send their update times `strength`; the same, reversed; train on wrong labels;
+    #   send noise, of `strength` times the norm of their update; claim `strength` times as many images; send NaN; send
+    #   numbers of 3e38
     ids: tuple[Natural, ...]  # the clients that do it
     strength: Positive = 10.0  # how strongly: see `kind`
 
