@@ -11,21 +11,25 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import tomli_w
 
 from fewlabel.core import schema
-from fewlabel.core.described import cautions, own_warmup, short_warmup
+from fewlabel.core.described import cautions, needs_each_model, own_warmup, short_warmup
 from fewlabel.core.errors import BadInput, StorageError, unknown
-from fewlabel.core.schema import Count, Natural, Positive, Range, Share
+from fewlabel.core.schema import Count, Natural, Positive, Share
 from fewlabel.data.settings import Clients as Clients
 from fewlabel.data.settings import Data as Data
 from fewlabel.data.settings import Labels as Labels
 from fewlabel.data.settings import Stream as Stream
 from fewlabel.data.settings import Views as Views
+from fewlabel.data.settings import check_attack, labels_of_own_data, with_every_label
 from fewlabel.data.settings import is_own as is_own
-from fewlabel.data.settings import labels_of_own_data, with_every_label
+from fewlabel.learn.recipe import RECIPES as RECIPES
+from fewlabel.learn.recipe import USUAL as USUAL
+from fewlabel.learn.recipe import Train as Train
+from fewlabel.learn.recipe import recipe_named
 
 
 @dataclass(frozen=True)
@@ -36,43 +40,6 @@ class Net:
     pretrained: bool = False  # start from weights trained on ImageNet or the like, with their mean and std
     buffers: Literal["global", "local", "recomputed"] = "global"  # BatchNorm statistics: averaged like weights, kept at
     #   each client, or recomputed over all clients' images
-
-
-@dataclass(frozen=True)
-class Train:
-    """The recipe: how models are trained, whatever the method. The defaults are the papers', who have none of it."""
-
-    schedule: Literal["constant", "cosine"] = "constant"  # how the learning rate changes over the rounds of the run
-    average: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # decay of the mean over rounds that is shipped; 0
-    #   ships the last round's model
-    balance: Literal["none", "logit-adjusted"] = "none"  # logit-adjusted: rare classes of a site's labels count more
-    warmup: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # share of the rounds without unlabeled images, for
-    #   methods that have no warm-up of their own
-    batches: Count = 1  # batches in a pass over labels, at least; batches are smaller where there are few labels
-    mixup: Share = 0.0  # alpha of mixup: images of labels are blended in pairs, by shares from Beta(alpha, alpha); 0
-    #   does not blend
-
-    @property
-    def words(self) -> str:
-        """What it adds to the papers' training, for the note below a table."""
-        parts = {
-            f"{self.schedule} schedule": self.schedule != "constant",
-            "average over rounds": self.average > 0,
-            "balanced classes": self.balance != "none",
-            "warm-up on labels alone": self.warmup > 0,
-            "mixed images": self.mixup > 0,
-        }
-        return ", ".join(part for part, used in parts.items() if used) or "trained as the papers print it"
-
-
-RECIPES = {"printed": Train(), "fewlabel": Train("cosine", 0.8, "logit-adjusted", 0.25, 4, 0.4)}
-USUAL = "fewlabel"  # the recipe of commands and of `fl.run`; a stored run without one is as printed
-
-
-def recipe_named(name: str) -> Train:
-    if name not in RECIPES:
-        raise BadInput(unknown("recipe", name, RECIPES))
-    return RECIPES[name]
 
 
 @dataclass(frozen=True)
@@ -329,6 +296,12 @@ class Experiment:
             raise BadInput(f"labels.ids must be different clients from 0 to {count - 1}, found {list(ids)}")
         if self.clients.min_replies > (self.clients.per_round or self.clients.count):
             raise BadInput("clients.min_replies is more than the clients that take part in a round; lower it")
+        check_attack(self.clients)
+        if (how := self.clients.aggregate) != "mean" and needs_each_model(self.method):
+            raise BadInput(
+                f"clients.aggregate = '{how}' is not for {self.name}, which weighs each client's model by itself; "
+                "leave it out, or bound updates by clients.clip_median and clients.outlier"
+            )
 
     @property
     def recipe(self) -> Train:
@@ -370,6 +343,7 @@ class Experiment:
             "clients.shards": (how == "shards", "clients.partition = 'shards'"),
             "clients.column": (how == "by-column", "clients.partition = 'by-column'"),
             "clients.file": (how == "file", "clients.partition = 'file'"),
+            "clients.trim": (self.clients.aggregate == "trimmed-mean", "clients.aggregate = 'trimmed-mean'"),
             "labels.per_class": ("every-client" in at or "server" in at, "labels.at with every-client or server"),
             "labels.server_per_class": ("server" in at, "labels.at with server"),
             # At every-client they do no harm, and the ceilings of earlier tables have them there.

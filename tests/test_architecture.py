@@ -86,7 +86,7 @@ ARROWS: dict[str, set[str]] = {
     "data": {"core"},
     "learn": {"core"},
     "methods": {"learn", "core"},
-    "experiment": {"methods", "data", "core"},
+    "experiment": {"methods", "learn", "data", "core"},
     "engine": {"experiment", "learn", "data", "networks", "core"},
     "report": {"engine", "experiment", "methods", "data", "networks", "core"},
     "inference": {"report", "engine", "experiment", "learn", "data", "networks", "core"},

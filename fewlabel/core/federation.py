@@ -6,7 +6,7 @@ types in the annotations of its tasks (`tasks`) may leave a site. `wire` refuses
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, get_type_hints
@@ -181,6 +181,14 @@ class Mean(Generic[U]):
 
     model: Tree
     replies: Sequence[Reply[U]]
+    far: Mapping[int, float] = field(default_factory=dict)  # clients far from the others, in median distances
+    others: Callable[..., Tree] | None = None  # averages another tree of the uploads
+
+    def of(self, pick: Callable[[U], Tree], old: Tree, weight: Callable[[Reply[U]], float]) -> Tree:
+        """Return the mean of another tree of the uploads, by the same rule as that of the models."""
+        if self.others is None:
+            raise ValueError("this mean does not know its rule; take it from Federation.mean")
+        return self.others(pick, old, weight)
 
 
 def by_size(reply: Reply[Any]) -> float:

@@ -6,10 +6,13 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, runtime_checkable
 
+from torch import Tensor
+
 from fewlabel.core import wire
 from fewlabel.core.errors import BadInput
 from fewlabel.core.federation import ClientError, ClientInfo, LabelPlace, Site
 from fewlabel.core.tree import Tree
+from fewlabel.core.updates import check_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -127,6 +130,31 @@ class Checked(Protocol):
         """Raise ValueError with one sentence if the upload does not fit this network."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Who was asked: the client, with the images that it says it has, and the number of classes."""
+
+    client: ClientInfo
+    classes: int
+
+    def check_images(self, number: int, counts: Tensor | None = None) -> None:
+        """Raise ValueError if the client does not have so many images, or if counts by class do not add up to them."""
+        if not 0 <= number <= self.client.size:
+            raise ValueError(f"it says that it trained on {number} images, and it has {self.client.size}")
+        if counts is None:
+            return
+        if counts.shape != (self.classes,) or (counts < 0).any() or float(counts.double().sum()) != number:
+            raise ValueError(f"its counts of images must be {self.classes}, none negative, and add up to {number}")
+
+
+@runtime_checkable
+class Answer(Protocol):
+    """An upload that checks whether it can be an answer of its client, such as a count of the client's images."""
+
+    def check_answer(self, asked: Asked) -> None:
+        """Raise ValueError with one sentence if it cannot."""
+
+
 def perform(method: Any, task: Task, site: Site[Any], message: bytes) -> bytes | None:
     """Run a task at a site, from the bytes of its message to those of its upload. Seeds the global generators."""
     site.rng.stream("global").seed_globals()
@@ -135,13 +163,19 @@ def perform(method: Any, task: Task, site: Site[Any], message: bytes) -> bytes |
     return None if upload is None else packed
 
 
-def accept(task: Task, client: ClientInfo, round: int, data: bytes, network: Tree) -> Any:
-    """Unpack an upload. It must have the declared type, finite numbers and the network's own shapes."""
+def accept(task: Task, client: ClientInfo, round: int, data: bytes, network: Tree, asked: Asked | None = None) -> Any:
+    """Unpack an upload. It must have the declared type, finite numbers and the network's own shapes.
+
+    No number may make an average overflow. Where it is known who was `asked`, the upload must be a possible answer.
+    """
     try:
         upload = wire.unpack(task.upload, data, finite=True)
         wire.check_like(upload, network)
         if isinstance(upload, Checked):
             upload.check(network)
+        check_size(upload)
+        if asked is not None and isinstance(upload, Answer):
+            upload.check_answer(asked)
     except (wire.WireError, ValueError) as error:
         more = "; if its training has diverged, lower method.local.lr or set method.local.clip"
         why = f"its upload is refused: {error}{more if only_numbers_wrong(task, data) else ''}"

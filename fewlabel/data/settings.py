@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from fewlabel.core.errors import BadInput
 from fewlabel.core.schema import Count, Natural, Positive, Range, Share
 
 
@@ -24,6 +25,24 @@ class Data:
     #   there several times, with different labels
 
 
+AttackKind = Literal["scale", "sign-flip", "label-flip", "noise", "false-counts", "not-a-number", "huge"]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What some clients of a simulation do wrong, to measure how well a federation is protected."""
+
+    kind: AttackKind  # what they do: send their update times `strength`; the same, reversed; train on wrong labels;
+    #   send noise, of `strength` times the norm of their update; claim `strength` times as many images; send NaN; send
+    #   numbers of 3e38
+    ids: tuple[Natural, ...]  # the clients that do it
+    strength: Positive = 10.0  # how strongly: see `kind`
+
+    def by(self, client: int, *kinds: str) -> bool:
+        """Return True if this client does one of these."""
+        return client in self.ids and self.kind in kinds
+
+
 @dataclass(frozen=True)
 class Clients:
     count: Count = 10  # number of clients that images are dealt to
@@ -37,6 +56,31 @@ class Clients:
     per_round: Count | None = None  # how many clients take part in a round; by default all
     dropout: Share = 0.0  # probability that a client does not answer when asked
     min_replies: Natural = 0  # a round with fewer replies fails the run
+    # What one client may do to the model.
+    clip: Positive | None = None  # largest norm of an update, which is the change of the parameters; a larger one is
+    #   scaled down to it
+    clip_median: Positive | None = None  # the same, as a multiple of the median norm in earlier rounds, among clients
+    #   of the same kind (with labels, without); it bounds the change of BatchNorm's statistics, too
+    outlier: Positive | None = None  # an update with a norm above so many times that median is left out
+    exclude_after: Count | None = None  # a client whose update was left out in so many rounds is not asked again
+    largest_share: Annotated[float, Range(0, 1, open_low=True)] | None = None  # largest share of one client in a mean
+    #   over clients of its kind, but never less than an equal share; so many models are held: 1 / largest_share
+    aggregate: Literal["mean", "trimmed-mean", "median", "geometric-median"] = "mean"  # what stands for the models of
+    #   clients of one kind; all but mean hold the models of all clients in memory, and all clients count alike in them
+    trim: Annotated[float, Range(0, 0.5, open_high=True)] = 0.2  # trimmed-mean: share of the values that is left out at
+    #   each end; with three clients or more, at least one value
+    attack: Attack | None = None  # in simulations: what some clients do wrong
+
+
+def check_attack(clients: Clients) -> None:
+    """Refuse attackers that are no clients, and a strength that the kind of attack does not have."""
+    if (attack := clients.attack) is None:
+        return
+    ids = attack.ids
+    if not ids or len(set(ids)) < len(ids) or max(ids) >= clients.count:
+        raise BadInput(f"clients.attack.ids must be different clients from 0 to {clients.count - 1}, found {list(ids)}")
+    if attack.kind in ("label-flip", "not-a-number", "huge") and attack.strength != Attack.strength:
+        raise BadInput(f"clients.attack.strength would change nothing for kind = '{attack.kind}'; leave it out")
 
 
 LabelsAt = Literal[

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MEMBERS, TRUST, ABOUT, TERMS = "members.json", "trust", "federation.json", "terms.json"
-LOCK = ".members"
+LOCK, REPORTED = ".members", "reported.json"
+GROWN = 2  # a member is named if it reports so many times the images that it reported before
 DAYS_OLD = 30  # an enrolment, at most
 AHEAD, LATE = 5, 305  # seconds that the clock of a node's call may be ahead, or behind with its time under way
 LARGEST = 1 << 16  # bytes of a file that somebody else wrote
@@ -162,6 +163,13 @@ class Members:
     removed: tuple[Member, ...] = ()  # whose keys are never admitted again
 
 
+@dataclass(frozen=True)
+class Reported:
+    """The file `reported.json`: how many images each client said it has, in the last run."""
+
+    images: dict[str, Natural]
+
+
 def members(folder: Path) -> tuple[Member, ...]:
     return read(Members, folder / MEMBERS).members
 
@@ -226,6 +234,25 @@ def note_node(folder: Path, member: Member, node: int) -> None:
     with storage.locked(folder / LOCK):
         there = members(folder)
         write_members(folder, tuple(replace(one, node=node) if one.key == member.key else one for one in there))
+
+
+def grown(folder: Path, sizes: Mapping[int, int]) -> list[str]:
+    """Say which members report far more images than in an earlier run, and remember what all report now.
+
+    Of a member that is odd, the earlier number is kept, so that it is named in the next run, too.
+    """
+    path, sentences = folder / REPORTED, list[str]()
+    with storage.locked(folder / LOCK):
+        before = read(Reported, path).images if path.exists() else {}
+        names = {str(member.client): f" '{member.name}'" for member in members(folder)}
+        now = {str(client): size for client, size in sizes.items()}
+        for client, size in now.items():
+            if size > GROWN * before.get(client, size):
+                who = f"client {client}{names.get(client, '')}"
+                sentences.append(f"{who} reports {size:,} images, and reported {before[client]:,} in an earlier run")
+                now[client] = before[client]
+        storage.write(path, as_json({"images": before | now}))
+    return sentences
 
 
 def clients_by_node(folder: Path) -> Mapping[int, int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fewlabel.core import schema, storage
+from fewlabel.core.errors import BadInput
 from fewlabel.core.schema import Count, Positive
 from fewlabel.data.site_files import Terms
 from fewlabel.deploy.site import read_json
@@ -31,6 +32,8 @@ class RunPlan:
 
 def prepare(experiment: Experiment, directory: Path, terms: Terms, **more: Any) -> Path:
     """Lay out a run whose clients are on other machines. `more` are fields of its plan."""
+    if experiment.clients.attack is not None:
+        raise BadInput("clients.attack is for simulations, and sites would refuse it; leave it out")
     more.setdefault("sites", experiment.clients.count)
     plan = RunPlan(secrets.token_hex(16), terms, **more)
     schema.check(plan)

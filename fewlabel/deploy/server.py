@@ -48,6 +48,10 @@ def serve(
     agree_on_terms(nodes, directory, experiment)
     tested = tuple(sorted({claim.info.id for claim in nodes.claims.values() if claim.test}))
     world = server_world(experiment, nodes.plan, nodes.clients, tested)
+    if plan.members:
+        for sentence in members.grown(Path(plan.members), {client: info.size for client, info in found.items()}):
+            say(f"{sentence}; if that is wrong, clients.largest_share bounds what it gains")
+        world = replace(world, names={member.client: member.name for member in members.members(Path(plan.members))})
     executor = NodeExecutor(nodes, Worker(directory, world))
     return run.execute(directory, executor=executor, remote=world, watch=watch)
 

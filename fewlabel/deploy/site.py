@@ -130,6 +130,8 @@ def checked(site: SiteConfig, data: bytes) -> tuple[Order, Experiment]:
         raise Refused("the run has no proper name")
     if not consented(site.methods, experiment):
         raise Refused(f"this site takes part in {site.methods}, and {experiment.name} sends something else")
+    if experiment.clients.attack is not None:
+        raise Refused("clients.attack is for simulations, and this site trains honestly")
     check_terms(site, order.terms)
     if site.client >= experiment.clients.count:
         raise Refused(f"this is client {site.client}, and clients.count = {experiment.clients.count}")

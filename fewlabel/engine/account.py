@@ -12,9 +12,12 @@ from fewlabel.core.errors import RunFailed
 from fewlabel.engine.executor import Outcome
 
 Failure = dict[str, Any]  # of a client in rounds.jsonl: `client`, its number; `task`; `why`, in words
+# A client whose update was odd: as in a failure, its `name` if it is known, and what was done: named, clipped, left out
+# or excluded.
+Suspect = dict[str, Any]
 RESERVED = {"round", "seconds", "bytes_up", "bytes_down", "model_bytes", "asked", "replies", "local_accuracy"}
 RESERVED |= {"test", "validation", "sites", "pseudo_labels", "pseudo_labels_per_epoch"}
-RESERVED |= {"images_labeled", "images_unlabeled", "shown", "failures", "seconds_train", "seconds_evaluate"}
+RESERVED |= {"images_labeled", "images_unlabeled", "shown", "failures", "suspects", "seconds_train", "seconds_evaluate"}
 
 
 def plain(value: Tensor) -> Any:
@@ -40,6 +43,7 @@ class Round:
     audits: dict[str, list[metrics.Audit]] = field(default_factory=dict)
     local_accuracy: list[float] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)  # of clients that gave no reply that can be used
+    suspects: list[Suspect] = field(default_factory=list)
 
     def line(self) -> dict[str, Any]:
         line: dict[str, Any] = {"bytes_up": self.up, "bytes_down": self.down, "model_bytes": self.model_bytes}
@@ -47,6 +51,8 @@ class Round:
         line |= {"images_labeled": self.images[0], "images_unlabeled": self.images[1], **self.values}
         if self.failures:
             line["failures"] = self.failures
+        if self.suspects:
+            line["suspects"] = self.suspects
         if self.shown:
             line["shown"] = {name: plain(torch.stack(parts).nanmean(0)) for name, parts in self.shown.items()}
         if self.local_accuracy:

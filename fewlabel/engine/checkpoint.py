@@ -16,8 +16,9 @@ from fewlabel.core import storage, wire
 from fewlabel.core.errors import StorageError
 from fewlabel.core.tree import Tree
 from fewlabel.engine import record
+from fewlabel.engine.conduct import Conduct
 
-FORMAT = "2"  # 1, of FewLabel 0.1, has no shipped model
+FORMAT = "3"  # 1, of FewLabel 0.1, has no shipped model; 2 has no conduct
 S = TypeVar("S")
 
 
@@ -26,6 +27,7 @@ class Saved(NamedTuple, Generic[S]):
     state: S
     statistics: Tree | None  # BatchNorm's, where the experiment recomputes them
     shipped: Tree | None = None  # the mean over rounds, where the recipe has one
+    conduct: Conduct | None = None  # what is known about clients
 
 
 class Best(NamedTuple):
@@ -45,8 +47,11 @@ class Checkpoints:
     def __init__(self, folder: Path, state_kind: Any, version: str, rounds: int | None = None) -> None:
         self.folder, self.version, self.rounds = folder, version, rounds
         parts = [("round", int), ("state", state_kind), ("statistics", Tree | None)]
-        self.kind = make_dataclass("Checkpoint", [*parts, ("shipped", Tree | None)], frozen=True)
-        self.kinds = {"1": make_dataclass("Checkpoint", parts, frozen=True), FORMAT: self.kind}
+        later = [*parts, ("shipped", Tree | None)]
+        self.kind = make_dataclass("Checkpoint", [*later, ("conduct", Conduct | None)], frozen=True)
+        older = {"1": parts, "2": later}
+        self.kinds = {form: make_dataclass("Checkpoint", each, frozen=True) for form, each in older.items()}
+        self.kinds[FORMAT] = self.kind
 
     def pack(self, saved: Saved[Any]) -> bytes:
         """A round's state as it is now: what a method changes in place later is not part of it."""
@@ -98,7 +103,8 @@ class Checkpoints:
             saved: Any = wire.unpack(self.kinds[header["format"]], data)
         except wire.WireError as error:
             raise StorageError(f"checkpoint {path} does not fit this method: {error}") from None
-        return Saved(saved.round, saved.state, saved.statistics, getattr(saved, "shipped", None))
+        more = getattr(saved, "shipped", None), getattr(saved, "conduct", None)
+        return Saved(saved.round, saved.state, saved.statistics, *more)
 
 
 def digest(data: bytes) -> str:

@@ -9,7 +9,7 @@ from fewlabel.core.described import needs_unlabeled
 from fewlabel.data.labels import known
 from fewlabel.data.own.listing import counted
 from fewlabel.engine.world import World
-from fewlabel.experiment import Labels, is_own
+from fewlabel.experiment import Clients, Experiment, Labels, is_own
 
 FEW = 5  # labels of a class: with fewer, it is hardly learned
 MOST_NAMES = 6  # classes to name in a sentence
@@ -19,6 +19,7 @@ def notes_of(world: World) -> dict[str, Any]:
     """Return the notes on a run that is laid out."""
     labels = count_labels(world)
     sentences = [*world.dataset.notes, *about_labels(world, labels), *about_classes(world, labels["per_class"])]
+    sentences += about_attack(world.experiment)
     return {"labels": labels, "sentences": sentences}
 
 
@@ -80,6 +81,18 @@ def about_classes(world: World, counts: Sequence[int]) -> Iterator[str]:
     if rare := [f"{name} ({count})" for name, count, _ in found if 0 < count < FEW]:
         mend = mend if any(most >= FEW for _, count, most in found if 0 < count < FEW) else "add some"
         yield f"Few labeled images show {named(rare)}. The model will hardly learn {them(rare)}; {mend}"
+
+
+def about_attack(experiment: Experiment) -> Iterator[str]:
+    """Yield a sentence about clients that do wrong on purpose, and what protects the others from them."""
+    clients = experiment.clients
+    if (attack := clients.attack) is None:
+        return
+    usual = Clients()
+    names = ("clip", "clip_median", "outlier", "exclude_after", "largest_share", "aggregate")
+    used = [f"clients.{name} = {found}" for name in names if (found := getattr(clients, name)) != getattr(usual, name)]
+    many = f"clients {', '.join(map(str, attack.ids))}" if len(attack.ids) > 1 else f"client {attack.ids[0]}"
+    yield f"Attack by {many}: {attack.kind} (clients.attack). Protection: {', '.join(used) or 'none'}"
 
 
 def why_missing(labels: Labels, holders: int) -> tuple[str, str]:

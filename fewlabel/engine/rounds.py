@@ -15,21 +15,15 @@ from fewlabel.core import metrics as evaluate
 from fewlabel.core import schedule, tree, wire
 from fewlabel.core.averaging import Kinds, average
 from fewlabel.core.errors import FewLabelError, RunFailed
-from fewlabel.core.federation import (
-    ClientError,
-    ClientInfo,
-    Mean,
-    Model,
-    Reply,
-    Site,
-    TooFewReplies,
-    by_size,
-)
+from fewlabel.core.federation import ClientError, ClientInfo, Mean, Model, Reply, Site, TooFewReplies, by_size
 from fewlabel.core.rng import Rng
-from fewlabel.core.tasks import Task, accept, task_of
+from fewlabel.core.tasks import Asked, Task, accept, task_of
 from fewlabel.core.tree import Tree
+from fewlabel.core.updates import check_size
 from fewlabel.engine.account import RESERVED, Failure, Round, counts_of, plain
+from fewlabel.engine.attack import claimed
 from fewlabel.engine.checkpoint import Saved
+from fewlabel.engine.conduct import Conduct, Judge, Lost
 from fewlabel.engine.executor import SERVER_ID, Executor, Job, Outcome
 from fewlabel.engine.serial import Serial
 from fewlabel.engine.world import World
@@ -45,6 +39,7 @@ class Entry:
     client: ClientInfo | None
     job: Job
     message: bytes
+    sent: Any = None  # the message before it was packed
     ticket: int | None = None
 
 
@@ -52,7 +47,7 @@ class Server:
     """The server of a federation: has clients' tasks done by an executor, and keeps the account of each round.
 
     In a simulation a task that raises is a bug and ends the run. A `remote` client that fails, or whose upload is
-    refused, counts as one that did not reply.
+    refused, counts as one that did not reply. So does one whose upload is refused in a simulation with attackers.
     """
 
     def __init__(
@@ -69,6 +64,7 @@ class Server:
         self.experiment, self.method = self.world.experiment, self.world.experiment.method
         self.rounds, self.num_classes = self.experiment.rounds, len(self.world.dataset.classes)
         self._placed = False
+        self.judge, self._lost = Judge(self.experiment.clients, self.world.names), Lost()
         self.round, self.checkpointed = 0, 0
         model = self.world.network(Rng(self.experiment.seed, "network"), self.experiment.model.pretrained)
         self._model, self.initial = model, tree.of(model)
@@ -79,8 +75,6 @@ class Server:
         self._calls: dict[int, int] = {}
         self._open, self._asked_bytes = False, 0
         self._packed: tuple[Any, bytes] = (NOTHING, b"")
-        # Why remote clients failed, of those that did since one with labels last replied, and since any did.
-        self._lost_labels, self._lost = dict[int, str](), dict[int, str]()
 
     @property
     def round(self) -> int:
@@ -89,13 +83,16 @@ class Server:
     @round.setter
     def round(self, number: int) -> None:
         """Go on to a round, in which clients may have other images than before."""
-        self._round = number
+        self._round = self.judge.round = number
         self._server: Site[None] | None = None
         warmup = self.experiment.warmup_rounds
         if number and self.experiment.stream is None and number not in (1, warmup + 1) and self._placed:
             return
         self._placed = number > 0  # a resume starts anywhere
-        everyone = [self.world.info(client, number) for client in self.world.partition.clients]
+        there = [self.world.info(client, number) for client in self.world.partition.clients]
+        self._claims = {info.id: claimed(self.experiment.clients.attack, info) for info in there}
+        everyone = self.judge.sizes(list(self._claims.values()), number in (1, warmup + 1))
+        self._infos = {info.id: info for info in everyone}
         self.clients: Sequence[ClientInfo] = [one for one in everyone if one.size or not 0 < number <= warmup]
         self.labeled = [client for client in self.clients if client.num_labeled]
         self.unlabeled = [client for client in self.clients if client.num_unlabeled]
@@ -143,7 +140,11 @@ class Server:
         kinds: Kinds | None = None,
         keep: bool = False,
     ) -> Mean[Any]:
-        return average(self.run(task, jobs), old, weight, kinds, keep)
+        found = average(self.run(task, jobs), old, weight, kinds, keep, self.judge.rule)
+        for client, times in found.far.items():
+            why = f"its model is {times:.3g} times as far from the others' as is usual among them"
+            self.judge.name(client, getattr(task, "__name__", ""), why, "named")
+        return found
 
     def map(self, task: Callable[[Any, Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         self._check_closed()
@@ -165,7 +166,7 @@ class Server:
     def finish_round(self, weights: Tree | None) -> None:
         """Close a round: raise an error if a run is still open, and recompute statistics if they are to be."""
         self._check_closed()
-        self._check_lost()
+        self._lost.check(self.round, self.clients, self.judge)
         recomputed = self.experiment.model.buffers == "recomputed" and weights is not None
         if recomputed:
             self.statistics = self._recompute(weights or {})
@@ -188,6 +189,7 @@ class Server:
     def restore(self, saved: Saved[Any], model: Tree | None) -> None:
         """Go on after a checkpoint, whose state has this model."""
         self.checkpointed, self.statistics = saved.round, saved.statistics
+        self.judge.conduct = saved.conduct or Conduct()
         self.shipped, self._shipped_statistics = model, saved.statistics
         if saved.shipped:
             apart = self.experiment.model.buffers == "recomputed"
@@ -201,6 +203,7 @@ class Server:
     def take_round(self) -> dict[str, Any]:
         """Return what the round cost and showed, for its line, and start to count again."""
         seen, self.seen = self.seen, Round()
+        seen.suspects = self.judge.take_suspects()
         hidden = ("images_labeled", "images_unlabeled") if self.remote else ()  # sites elsewhere do not tell
         return {name: value for name, value in seen.line().items() if name not in hidden}
 
@@ -267,32 +270,18 @@ class Server:
         def entries() -> Iterator[Entry]:
             for number, (client, message) in enumerate(jobs):
                 call = self._call(client.id)
+                if self.judge.excludes(client.id):
+                    continue
                 data = self._pack(message, task)
                 counts["asked"] += 1
                 self.seen.down += len(data) + self._statistics_bytes
                 self.seen.model_bytes += 2 * self._model_bytes
                 if not self._silent(client.id, call):
-                    yield Entry(number, client, self._job("client", task.name, client.id, call), data)
+                    yield Entry(number, client, self._job("client", task.name, client.id, call), data, message)
 
-        for entry, outcome in self._timed(self._stream(entries())):
-            assert entry.client is not None
-            client = self.world.info(entry.client.id, self.round)  # the one asked may be of an earlier round
-            if outcome.failure:
-                self._heard(client, outcome.failure)
-                continue
-            if outcome.payload is None:
-                self._heard(client)
-                continue
-            self.seen.up += len(outcome.payload)
-            try:
-                upload = accept(task, client, self.round, outcome.payload, self._leaving)
-            except ClientError as error:
-                self._note_failure(error)
-                self._heard(client, error.why)
-                continue
-            self._heard(client)
+        for reply in self.judge.judged(task.name, self._accepted(task, entries())):
             counts["replies"] += 1
-            yield Reply(entry.number, client, upload)
+            yield reply
         self.seen.asked += counts["asked"]
         self.seen.replies += counts["replies"]
         self._close()
@@ -302,28 +291,27 @@ class Server:
                 "(clients.min_replies)"
             )
 
-    def _heard(self, client: ClientInfo, failure: str | None = None) -> None:
-        """Remember who failed, until someone replies."""
-        for lost in [self._lost, self._lost_labels] if client.num_labeled else [self._lost]:
-            if failure is None:
-                lost.clear()
-            else:
-                lost[client.id] = failure
-
-    def _check_lost(self) -> None:
-        """Once all those with labels have failed, or simply all, further rounds would be for nothing.
-
-        Who is not asked in a phase or a round may be there in the next, so nobody else's failure ends a run.
-        """
-        there = [client for client in self.clients if client.size]
-        for who, lost, needed in (
-            ("site with labels", self._lost_labels, self.labeled),
-            ("site", self._lost, there),
-        ):
-            if needed and all(client.id in lost for client in needed):
-                client = needed[0].id
-                what = f"in round {self.round} the last {who} was lost (client {client}: {lost[client]})"
-                raise TooFewReplies(f"{what}; have one join, then resume")
+    def _accepted(self, task: Task, entries: Iterator[Entry]) -> Iterator[tuple[Reply[Any], Any]]:
+        """Yield the replies that can be used, in job order, each with the message that it answers."""
+        for entry, outcome in self._timed(self._stream(entries)):
+            assert entry.client is not None
+            client = self._infos[entry.client.id]  # the one asked may be of an earlier round
+            if outcome.failure:
+                self._lost.heard(client, outcome.failure)
+                continue
+            if outcome.payload is None:
+                self._lost.heard(client)
+                continue
+            self.seen.up += len(outcome.payload)
+            try:
+                asked = Asked(self._claims[client.id], self.num_classes)
+                upload = accept(task, client, self.round, outcome.payload, self._leaving, asked)
+            except ClientError as error:
+                self._note_failure(error, refused=True)
+                self._lost.heard(client, error.why)
+                continue
+            self._lost.heard(client)
+            yield Reply(entry.number, client, upload), entry.sent
 
     def _stream(self, entries: Iterator[Entry]) -> Iterator[tuple[Entry, Outcome]]:
         """Yield outcomes in job order. A few jobs are under way at a time, and one job of each client."""
@@ -366,11 +354,17 @@ class Server:
             yield found
             began = time.monotonic()
 
-    def _note_failure(self, error: ClientError) -> None:
-        """Write down what a remote client did wrong. In a simulation, and at the server, raise the error instead."""
-        if not self.remote or error.client == SERVER_ID:
+    def _note_failure(self, error: ClientError, refused: bool = False) -> None:
+        """Write down what a remote client did wrong, or that its upload is refused because of an attack.
+
+        Otherwise in a simulation, and at the server, raise the error.
+        """
+        attack = refused and self.experiment.clients.attack is not None
+        if not (self.remote or attack) or error.client == SERVER_ID:
             raise error
         self.seen.failures.append({"client": error.client, "task": error.task, "why": error.why})
+        if refused:
+            self.judge.name(error.client, error.task, error.why, "left out")
 
     def _observe(self, outside: dict[str, Any]) -> None:
         self.seen.images = [a + b for a, b in zip(self.seen.images, outside.get("images", (0, 0)), strict=True)]
@@ -384,7 +378,11 @@ class Server:
     def _recompute(self, weights: Tree) -> Tree | None:
         """Pool BatchNorm statistics over clients."""
         data = wire.pack(Model(weights))
-        asked = [client for client in self.sample(name="statistics") if not self._silent(client.id, -1)]
+        asked = [
+            client
+            for client in self.sample(name="statistics")
+            if not self._silent(client.id, -1) and not self.judge.excludes(client.id)
+        ]
         jobs = (Entry(n, c, self._job("statistics", client=c.id), data) for n, c in enumerate(asked))
 
         replies = []
@@ -399,7 +397,7 @@ class Server:
                 try:
                     statistics = self._statistics_of(entry.client, outcome.payload)
                 except ClientError as error:
-                    self._note_failure(error)
+                    self._note_failure(error, refused=True)
                     continue
                 replies.append(entry.client)
                 yield entry.client.size, statistics
@@ -413,6 +411,7 @@ class Server:
             found, wanted = wire.unpack(Model, data, finite=True).model, tree.statistics(self.initial)
             wire.check_like(found, wanted)
             tree.same_entries(found, wanted)
+            check_size(found)
         except (wire.WireError, ValueError) as error:
             raise ClientError(client.id, "statistics", self.round, f"its upload is refused: {error}") from None
         return found

@@ -23,7 +23,7 @@ from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import state_kind
 from fewlabel.data import partition
 from fewlabel.data.datasets import Dataset
-from fewlabel.engine import backends, device, record
+from fewlabel.engine import attack, backends, device, record
 from fewlabel.engine.checkpoint import Best, Checkpoints, Saved
 from fewlabel.engine.executor import Executor
 from fewlabel.engine.notes import notes_of
@@ -50,6 +50,7 @@ def prepare(experiment: Experiment, directory: Path) -> Path:
         dataset = dataset_of(experiment, fresh=True)
         dealt = partition.of(dataset, experiment)
         world = World(experiment, dataset, dealt)
+        attack.check_labels(experiment.clients.attack, {c for c in dealt.clients if len(dealt.shares[c].labeled)})
         check_batches(experiment, world.network(Rng("trial"), experiment.model.pretrained), dataset)
         directory.mkdir(parents=True, exist_ok=True)
         with record.in_use(directory):
@@ -211,7 +212,7 @@ class Run:
             self.settle()
             averaged = self.experiment.recipe.average and self.fed.shipped is not None  # or it is the state's own
             shipped = self.fed.complete() if averaged else None
-            packed = self.checkpoints.pack(Saved(number, state, self.fed.statistics, shipped))
+            packed = self.checkpoints.pack(Saved(number, state, self.fed.statistics, shipped, self.fed.judge.conduct))
             self.pending = Pending(number, packed, line, tickets, model)
             if self.due(number) and all(map(self.fed.executor.tickets.ready, tickets.values())):
                 self.settle()  # there is nothing to wait for, and a kill from now on costs no part of this round

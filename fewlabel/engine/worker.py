@@ -23,6 +23,7 @@ from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import perform, tasks
 from fewlabel.core.tree import Tree
 from fewlabel.engine import device, record
+from fewlabel.engine.attack import attacked
 from fewlabel.engine.checkpoint import ClientStates
 from fewlabel.engine.executor import SERVER_ID, Job, Outcome
 from fewlabel.engine.world import World
@@ -98,6 +99,9 @@ class Worker:
         experiment = self.world.experiment
         with schedule.during(schedule.factor(experiment.recipe.schedule, job.round, experiment.rounds)):
             payload = perform(self.method, task, site, message)
+        attack = experiment.clients.attack
+        if payload is not None and attack is not None and self.watched and job.client in attack.ids:
+            payload = attacked(attack, task, message, payload, rng.stream("attack"))
         outside = self.seen(job, site)
         kept = site.state, site.statistics if local else None
         if keeps and (stored or kept != (None, None)):  # a client that never kept anything needs no file that says so

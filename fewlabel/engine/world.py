@@ -1,6 +1,7 @@
 """A run's experiment, data and partition, as every process that takes part in the run sees them."""
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class World:
     dataset: datasets.Dataset
     partition: Partition
     tested: tuple[int, ...] = ()  # clients on other machines that have test images
+    names: Mapping[int, str] = field(default_factory=dict)  # of clients on other machines
 
     @classmethod
     def open(cls, directory: Path) -> "World":
@@ -105,10 +107,15 @@ class World:
         images, wrong = torch.from_numpy(self.partition.noise)
         return labels.index_copy(0, images, wrong)
 
-    def training(self, index: Any, rng: torch.Generator, tally: Tally | None = None) -> Labeled:
+    def flips(self, client: int) -> bool:
+        """Return True if a client of a simulation trains on wrong labels: the last class for the first, and so on."""
+        attack = self.experiment.clients.attack
+        return attack is not None and attack.by(client, "label-flip")
+
+    def training(self, index: Any, rng: torch.Generator, tally: Tally | None = None, flip: bool = False) -> Labeled:
         where = torch.from_numpy(index)
         labels, images = self.known_labels[where], self.dataset.splits["train"].images
-        least = self.experiment.recipe.batches
+        labels, least = len(self.dataset.classes) - 1 - labels if flip else labels, self.experiment.recipe.batches
         return Labeled(images, where, labels, rng, tally, balanced=self.balanced, least=least, mixup=self.mixup)
 
     @property
@@ -159,7 +166,7 @@ class World:
         tally, images = Tally(), self.dataset.splits["train"].images
         labeled = unlabeled = None
         if len(share.labeled):
-            labeled = self.training(share.labeled, rng.stream("labeled").torch, tally)
+            labeled = self.training(share.labeled, rng.stream("labeled").torch, tally, self.flips(client))
         if len(share.unlabeled):
             where = torch.from_numpy(share.unlabeled)
             how = self.balanced, self.experiment.recipe.batches, self.mixup

@@ -14,7 +14,7 @@ from fewlabel.core.tree import Tree
 from fewlabel.learn.functional import Borrowed, Headed
 from fewlabel.learn.loop import fit
 from fewlabel.learn.optim import SGD, Adam, Local, Optimizer
-from fewlabel.learn.sparse import Packed, placed, unpack
+from fewlabel.learn.sparse import Packed, pack, placed, unpack
 
 LEAVES = (
     "Sigma and psi after training, or psi alone. Sparse ones travel as a bitmap of what changed and the new values. "
@@ -128,6 +128,20 @@ class Update:
         for part, whole in ((self.sigma, floats(network)), (self.psi, tree.parameters(network))):
             if part:
                 placed(part, whole)
+
+    def trees(self, sent: Any) -> dict[str, tuple[Tree, Tree]]:
+        """Return the parts as they were sent and as they came back."""
+        sigma, psi = floats(sent.sigma), unpack(sent.psi, zeros(sent.sigma))
+        parts = {"sigma": (self.sigma, sigma), "psi": (self.psi, psi)}
+        return {name: (old, unpack(part, old)) for name, (part, old) in parts.items() if part}
+
+    def with_trees(self, sent: Any, trees: Mapping[str, Tree]) -> "Update":
+        """Return the update with other parts in place of those that came back."""
+        sigma, psi = floats(sent.sigma), unpack(sent.psi, zeros(sent.sigma))
+        return Update(
+            pack(trees["sigma"], sigma) if "sigma" in trees else None,
+            pack(trees["psi"], psi) if "psi" in trees else None,
+        )
 
     def moved(self, labeled: int, unlabeled: int) -> "Update":
         """Return the parts that a client with so many images can move. A sigma that no label moved must not count."""

@@ -1,12 +1,27 @@
 """FedIRM's relations among classes, and how sure a network is of its predictions."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fewlabel.core.mixing import soft
 from fewlabel.learn.functional import Headed
+
+
+@dataclass(frozen=True)
+class Relation:
+    """What a network says of images of each class, on average."""
+
+    rows: Tensor  # [C, C]
+    known: Tensor  # bool [C]: classes with images
+
+    def check(self, classes: int) -> None:
+        """Raise ValueError unless these are probabilities of so many classes."""
+        fits = self.rows.shape == (classes, classes) and self.known.shape == (classes,)
+        if not fits or self.known.dtype != torch.bool or self.rows.min() < 0 or self.rows.max() > 1:
+            raise ValueError(f"its relation must be {classes} rows of probabilities, and which of them it knows")
 
 
 def class_sums(outputs: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

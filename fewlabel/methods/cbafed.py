@@ -41,13 +41,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fewlabel.core import tree
 from fewlabel.core.described import SUMS_DO, all_warmup
 from fewlabel.core.federation import EVERY_CLIENT, SOME_CLIENTS, Federation, Site, Weights, broadcast
 from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.plots import PerClass
 from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
-from fewlabel.core.tasks import on_client
+from fewlabel.core.tasks import Asked, on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn import residual
 from fewlabel.learn.consensus import by_kind
@@ -85,6 +84,9 @@ class Update:
     model: Weights
     used: int  # images trained on
     counts: Tensor | None = None  # images of each class
+
+    def check_answer(self, asked: Asked) -> None:
+        asked.check_images(self.used, self.counts)
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ class CBAFed:
             return None
         if self.persistent_optimizer:
             site.state = Memory(memory_of(steps))
-        site.score(tree.of(model))
+        site.score(model)
         counts = torch.bincount(trained, minlength=site.num_classes) if self.balanced else None  # eq. 6, 19
         return Update(site.weights(), len(trained), counts)
 

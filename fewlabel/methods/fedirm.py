@@ -42,13 +42,13 @@ from fewlabel.core.federation import SOME_CLIENTS, Federation, Site, Weights, br
 from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.plots import ClassMatrix
 from fewlabel.core.schema import Count, Natural, NonNegative, Positive, Share
-from fewlabel.core.tasks import on_client
+from fewlabel.core.tasks import Asked, on_client
 from fewlabel.core.tree import Tree
 from fewlabel.learn.consensus import by_kind
 from fewlabel.learn.loop import fit
 from fewlabel.learn.losses import adjusted, consistency, matching
 from fewlabel.learn.optim import Local, Optimizer, memory_of, optimizer
-from fewlabel.learn.relation import class_sums, entropy, ramp, relation, with_dropout
+from fewlabel.learn.relation import Relation, class_sums, entropy, ramp, relation, with_dropout
 from fewlabel.learn.teacher import MeanTeacher, Memory, Teacher
 
 RELATIONS = """Labeled sites also send their relation matrix, unless its weight is 0: the mean output for each class,
@@ -58,17 +58,15 @@ pseudo-labels, should agree with labeled ones. Blank: a client is sure of no ima
 
 
 @dataclass(frozen=True)
-class Relation:
-    rows: Tensor  # [C, C]
-    known: Tensor  # bool [C]: classes with images
-
-
-@dataclass(frozen=True)
 class State:
     """The server's state, its message and the clients' upload. Only labeled clients upload a relation."""
 
     model: Weights
     relation: Relation | None = None
+
+    def check_answer(self, asked: Asked) -> None:
+        if self.relation:
+            self.relation.check(asked.classes)
 
 
 @dataclass(frozen=True)

@@ -100,10 +100,8 @@ class TwinSight:
     def round(self, state: Twins, fed: Federation) -> Twins:
         kinds = partial(by_kind, share=self.labeled_share)
         found = fed.mean(self.local_update, broadcast(fed.sample(), state), state.model, kinds=kinds)
-        uploads = [(by_size(reply), reply.upload) for reply in found.replies]
-        twin = tree.mean(((weight, upload.twin) for weight, upload in uploads), default=state.twin)
-        projection = tree.mean(((weight, upload.projection) for weight, upload in uploads), default=state.projection)
-        return Twins(found.model, twin, projection)
+        twin = found.of(lambda upload: upload.twin, state.twin, by_size)
+        return Twins(found.model, twin, found.of(lambda upload: upload.projection, state.projection, by_size))
 
     @on_client
     def local_update(self, site: Site[None], msg: Twins) -> Twins | None:

@@ -15,6 +15,15 @@ from fewlabel.report.tables import percent
 PATIENCE = 10  # a model that has not begun to learn gets one in so many of the rounds
 RANKS = 0.55  # AUC of a model that tells classes apart, though it predicts only one
 
+MOST_SUSPECTS = 4  # clients to name in a note
+DONE = {  # to a client whose update was odd
+    "named": "sent something odd, which counted nevertheless",
+    "clipped": "had its update clipped",
+    "left out": "was left out of the round",
+    "excluded": "is not asked again",
+}
+BOUND = "To bound what a client can do, set clients.clip_median=2, clients.outlier=5 or clients.largest_share=0.3."
+
 GUESSING = 0.03  # a model guesses if its balanced accuracy is less than this above that of one class for all images
 
 
@@ -53,7 +62,7 @@ class Finding:
     mend: str
 
     def __str__(self) -> str:
-        return f"{self.what} {self.why} {self.mend}"
+        return f"{self.what} {self.why} {self.mend}".rstrip()
 
 
 def findings(experiment: Experiment, lines: Sequence[Line]) -> list[Finding]:
@@ -71,6 +80,33 @@ def in_last_round(experiment: Experiment, lines: Sequence[Line]) -> Iterator[Fin
     if predicts_one_class(line) and line["round"] > patience(experiment, lines):
         why, mend = cause(experiment, lines)
         yield Finding("one-class", line["round"], "The model predicts the same class for every test image.", why, mend)
+    for suspect in line.get("suspects", ()):
+        done, why = suspect["did"], f"{suspect['why'][:1].upper()}{suspect['why'][1:]}."
+        what = f"C{who(suspect)[1:]} {DONE[done]}."
+        yield Finding(f"{done} {suspect['client']}", line["round"], what, why, BOUND if done == "named" else "")
+
+
+def who(suspect: Mapping[str, Any]) -> str:
+    """Name a client, by its own name, too, if that is known."""
+    return f"client {suspect['client']}" + (f" '{suspect['name']}'" if "name" in suspect else "")
+
+
+def odd_updates(lines: Sequence[Line]) -> str:
+    """Say whose updates were odd in how many rounds, and what was done; nothing if there was none."""
+    rounds: dict[str, dict[str, list[int]]] = {}
+    for line in lines:
+        for suspect in line.get("suspects", ()):
+            found = rounds.setdefault(who(suspect), {}).setdefault(suspect["did"], [])
+            found.extend([line["round"]] if line["round"] not in found else [])
+
+    def words(done: str, numbers: list[int]) -> str:
+        if done == "excluded":
+            return f"excluded after round {numbers[0]}"
+        return f"{done} in {len(numbers)} round{'s' * (len(numbers) > 1)}"
+
+    each = [f"{client} {', '.join(words(*one) for one in found.items())}" for client, found in rounds.items()]
+    more = len(each) - MOST_SUSPECTS
+    return "; ".join([*each[:MOST_SUSPECTS], *([f"{more} more"] if more > 0 else [])])
 
 
 def patience(experiment: Experiment, lines: Sequence[Line]) -> int:

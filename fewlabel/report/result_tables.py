@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fewlabel.core.described import conclusions
 from fewlabel.experiment import USUAL, Experiment
-from fewlabel.report.findings import GUESSING, guesses, predicts_one_class
+from fewlabel.report.findings import GUESSING, guesses, odd_updates, predicts_one_class
 from fewlabel.report.groups import EVERY_LABEL, KINDS, NARROW, SEEDS, Group
 from fewlabel.report.runs import CEILING, FLOOR, METRICS, Row, Run
 from fewlabel.report.tables import Spread, Table, megabytes, percent, seconds
@@ -60,6 +60,8 @@ def run_table(run: Run) -> Table:
     elif run.last and guesses(run.last.get("test", {})):
         notes.append(f"The model guesses: {GUESS}.")
     notes.append(about_recipes([run.experiment]))
+    if odd := odd_updates(run.rounds):
+        notes.append(f"Odd updates: {odd}. The field `suspects` of rounds.jsonl says why.")
     if not run.finished:
         notes.append(f"{run.status}.".capitalize())
     return Table(run.title, ("", *columns), tuple(rows), tuple(notes))
@@ -259,6 +261,7 @@ def warnings(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
     yield from about_guessing(rows)
     if any(group.below_floor for group in groups):
         yield f"What is below {FLOOR} has no rank."
+    yield from about_suspects(rows)
     if len({len(row.seeds) for row in rows}) > 1:
         counts = ", ".join(f"{row.label} {len(row.seeds)}" for row in rows)
         yield f"Rows differ in their number of seeds: {counts}."
@@ -344,6 +347,18 @@ def about_unequal_work(groups: Sequence[Group]) -> Iterator[str]:
         (label, ratio), *others = ratios.items()
         more = "".join(f", {other} on {its:.1f}" for other, its in others)
         yield f"Unequal work: {label} trained on {ratio:.1f}{more} times as many images as {FLOOR}."
+
+
+def about_suspects(rows: Sequence[Row]) -> Iterator[str]:
+    """Name the clients whose updates were odd."""
+    odd = [
+        f"{row.label}, seed {run.seed}: {text}"
+        for row in rows
+        for run in row.results
+        if (text := odd_updates(run.rounds))
+    ]
+    if odd:
+        yield f"Odd updates, by rounds.jsonl: {' | '.join(odd)}."
 
 
 def about_guessing(rows: Sequence[Row]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from rich.table import Column, Table
 
 from fewlabel.core.described import leaves
 from fewlabel.core.schema import settings
-from fewlabel.engine.record import NOTES, Line, read_rounds
+from fewlabel.engine.record import FEDERATION, NOTES, Line, read_rounds
 from fewlabel.experiment import RECIPES, ROWS, USUAL, Experiment, Stream, dumps, method_named
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.findings import Finding, in_last_round
@@ -130,6 +130,9 @@ class News:
             self._lines = [each for each in read_rounds(self._directory) if each["round"] < line["round"]]
         self._lines.append(line)
         found = [each for each in in_last_round(self._experiment, self._lines) if each.kind not in self._told]
+        if (self._directory / FEDERATION).exists():  # then `deploy.submit` tells of failures
+            failed = {f"left out {failure['client']}" for failure in line.get("failures", ()) if "client" in failure}
+            found = [each for each in found if each.kind not in failed]
         self._told |= {each.kind for each in found}
         return found
 

@@ -216,7 +216,7 @@ def test_a_checkpoint_of_another_format_is_refused(
         files.save(last.round, files.pack(last))
     code, sentence = complaint("run", "--resume", "run")
     assert code == 4
-    assert "written by fewlabel 9.9.9 in another format (99, here 2)" in sentence
+    assert "written by fewlabel 9.9.9 in another format (99, here 3)" in sentence
 
 
 def test_a_partition_that_was_changed_by_hand_is_refused(broken: Path, complaint: Complain) -> None:

@@ -18,6 +18,7 @@ from fewlabel.core.errors import StorageError
 from fewlabel.core.storage import write
 from fewlabel.engine import checkpoint
 from fewlabel.engine.checkpoint import Checkpoints, ClientStates, Saved
+from fewlabel.engine.conduct import Conduct
 from fewlabel.engine.record import in_use
 
 
@@ -167,10 +168,10 @@ def test_another_format_names_the_version_that_wrote_it(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as later:
-        later.setattr(checkpoint, "FORMAT", "3")
+        later.setattr(checkpoint, "FORMAT", "4")
         other = Checkpoints(checkpoints.folder, Note, "9.9")
         other.save(7, other.pack(saved(7)))
-    with pytest.raises(StorageError, match=r"written by fewlabel 9\.9 in another format \(3, here 2\)"):
+    with pytest.raises(StorageError, match=r"written by fewlabel 9\.9 in another format \(4, here 3\)"):
         checkpoints.load()
 
 
@@ -179,6 +180,23 @@ def test_a_checkpoint_of_0_1_has_no_shipped_model(checkpoints: Checkpoints) -> N
     old = checkpoints.kinds["1"](7, saved(7).state, None)
     checkpoints.save(7, wire.pack(old, header={"format": "1", "version": "0.1.0"}))
     assert checkpoints.load() == saved(7)._replace(statistics=None, shipped=None)
+
+
+def test_a_checkpoint_of_format_2_knows_nothing_about_clients(checkpoints: Checkpoints) -> None:
+    old = checkpoints.kinds["2"](7, saved(7).state, None, {"w": torch.ones(1)})
+    checkpoints.save(7, wire.pack(old, header={"format": "2", "version": "0.2.0"}))
+    found = checkpoints.load()
+    assert found is not None
+    assert found.conduct is None
+    assert found.shipped == {"w": torch.ones(1)}
+
+
+def test_a_checkpoint_keeps_what_is_known_about_clients(checkpoints: Checkpoints) -> None:
+    conduct = Conduct({"local_update, with labels, parameter": (0.5, 2.0)}, {3: (1, 4)})
+    checkpoints.save(7, checkpoints.pack(saved(7)._replace(conduct=conduct)))
+    found = checkpoints.load()
+    assert found is not None
+    assert found.conduct == conduct
 
 
 def test_a_checkpoint_of_another_method_does_not_fit(checkpoints: Checkpoints) -> None:

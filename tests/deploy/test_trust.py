@@ -1,0 +1,142 @@
+"""What one member can do to a federation over Flower: no more than the settings allow, and by name."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+
+from flwr.app import Message
+
+from fewlabel.core import wire
+from fewlabel.core.errors import BadInput
+from fewlabel.core.federation import ClientInfo
+from fewlabel.core.rng import Rng
+from fewlabel.core.tasks import tasks
+from fewlabel.data.settings import Attack
+from fewlabel.deploy import members
+from fewlabel.deploy.messages import Introduction
+from fewlabel.deploy.server import serve
+from fewlabel.engine.attack import attacked
+from fewlabel.engine.executor import Job
+from fewlabel.engine.flower_messages import RECORD
+from fewlabel.engine.record import read_rounds
+from fewlabel.experiment import Experiment
+from tests.deploy.federated import (
+    LocalGrid,
+    experiment,
+    federate,
+    lines,
+    local_grid,
+    reply_with,
+    simulated,
+    split,
+    weights,
+)
+
+BOUNDS = (
+    "clients.clip_median=1.5",
+    "clients.outlier=20",
+    "clients.exclude_after=2",
+    "clients.largest_share=0.4",
+)
+CASES = {
+    "fedavg": ["method=fedavg", "labels.clients=3", *BOUNDS],
+    "rscfed": ["method=rscfed", *BOUNDS],
+    "fedmatch": ["method=fedmatch", "labels.at=every-client", "labels.per_class=4", *BOUNDS],
+    "median": ["method=fedavg", "labels.clients=3", "clients.aggregate=median", *BOUNDS],
+    "geometric": ["method=fedirm", "labels.clients=3", "clients.aggregate=geometric-median"],
+}
+
+
+class Member(LocalGrid):
+    """A grid in which some sites send what an attacker of a simulation would send."""
+
+    def attack(self, whole: Experiment, attack: Attack) -> "Member":
+        self.sent: dict[tuple[int, int, int], bytes] = {}
+
+        def meddle(job: Job, reply: Message) -> Message:
+            if job.client not in attack.ids or job.kind != "client":
+                return reply
+            content = reply.content[RECORD]
+            if "upload" not in content:
+                return reply
+            rng = Rng(whole.seed, "task", job.round, job.client, job.task, job.call, "attack")
+            task = tasks(type(whole.method))[job.task]
+            return reply_with(reply, upload=attacked(attack, task, self.message, content["upload"], rng))
+
+        self.meddle = meddle
+        return self
+
+    def push_messages(self, messages):
+        names = []
+        for message in messages:
+            self.message = message.content[RECORD].get("message", b"")
+            names += super().push_messages([message])
+        return names
+
+
+@pytest.mark.parametrize("kind", ["sign-flip", "huge"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_protected_run_over_flower_gives_the_bits_of_the_simulator(name, kind, tmp_path):
+    """With a member who attacks, as in a simulation with an attacker."""
+    attack = Attack("sign-flip", (1,), 30.0) if kind == "sign-flip" else Attack("huge", (1,))
+    whole = experiment(*CASES[name])
+    data = split(whole, tmp_path / "sites")
+    grid = Member(local_grid(data, tmp_path / "state").configs).attack(whole, attack)
+    serve(grid, federate(whole, data, tmp_path / "flower"))
+    simulated(replace(whole, clients=replace(whole.clients, attack=attack)), tmp_path / "simulated")
+    assert lines(tmp_path / "flower") == lines(tmp_path / "simulated")
+    named = {one["client"] for line in lines(tmp_path / "flower") for one in line.get("suspects", ())}
+    assert 1 in named
+    both = [tensors(tmp_path / place) for place in ("flower", "simulated")]
+    assert both[0] == both[1]
+
+
+def tensors(directory: Path) -> list[bytes]:
+    """The models of a run, without their headers, which hold the settings."""
+    return [data[8 + int.from_bytes(data[:8], "little") :] for data in weights(directory)]
+
+
+def test_a_member_is_named_by_its_name(tmp_path):
+    """And one who claims far more images than the others counts for no more than its share."""
+    whole = experiment("method=fedavg", "labels.at=every-client", "labels.fraction=0.5", *BOUNDS)
+    data, folder = split(whole, tmp_path / "sites"), tmp_path / "federation"
+    members.create(folder, members.Federation("demo", "127.0.0.1:9443", "0.2.0"), {})
+    admitted = [members.Member(n, f"Klinik {'ABCD'[n]}", f"key {n}", f"nonce {n}", "", 7000 + n) for n in range(4)]
+    members.write_members(folder, tuple(admitted))
+
+    def claims(job: Job, reply: Message) -> Message:
+        if job.kind == "info":
+            found = wire.unpack(Introduction, reply.content[RECORD]["upload"])
+            if found.info.id == 1:
+                return reply_with(reply, upload=wire.pack(replace(found, info=ClientInfo(1, 5 * 10**7, 5 * 10**7))))
+        return reply
+
+    serve(
+        local_grid(data, tmp_path / "state", meddle=claims),
+        federate(whole, data, tmp_path / "run", members=str(folder)),
+    )
+    (first, *_) = read_rounds(tmp_path / "run")
+    assert first["suspects"][0]["name"] == "Klinik B"
+    assert "it claims 100,000,000 images" in first["suspects"][0]["why"]
+
+
+def test_a_member_that_reports_far_more_images_than_before_is_named(tmp_path):
+    folder = tmp_path / "federation"
+    members.create(folder, members.Federation("demo", "127.0.0.1:9443", "0.2.0"), {})
+    members.write_members(folder, (members.Member(1, "Klinik B", "key", "nonce", ""),))
+    assert members.grown(folder, {0: 100, 1: 474}) == []
+    assert members.grown(folder, {0: 200, 1: 500}) == []  # data may grow
+    why = "client 1 'Klinik B' reports 100,000,000 images, and reported 500 in an earlier run"
+    for _ in range(2):
+        assert members.grown(folder, {1: 10**8, 2: 7}) == [why]
+    assert members.grown(folder, {0: 200, 1: 600}) == []
+
+
+def test_nobody_can_be_told_to_attack(tmp_path):
+    whole = experiment("method=fedavg", "clients.attack.kind=huge", "clients.attack.ids=[0]")
+    data = split(whole, tmp_path / "sites")
+    with pytest.raises(BadInput, match=r"clients\.attack is for simulations"):
+        federate(whole, data, tmp_path / "run")
