@@ -27,7 +27,7 @@ BIN = Path(sys.executable).parent
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 BOX = re.compile("[\u2500-\u257f]+")  # what Flower's commands draw around their errors
 LEVEL = re.compile(r"^(?=(?:DEBUG|INFO|WARNING|ERROR)\b)", re.M)  # where one of Flower's messages begins
-ENDS = (signal.SIGINT, signal.SIGTERM)
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def need_flower() -> None:
@@ -120,12 +120,13 @@ class Programs:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C."""
+    """Treat SIGTERM like Ctrl-C, and SIGHUP too, unless the command was started by nohup."""
 
     def leave(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = [(number, signal.signal(number, leave)) for number in ENDS]
+    heeded = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = [(number, signal.signal(number, leave)) for number in heeded]
     try:
         yield
     finally:
@@ -144,6 +145,13 @@ def marked(folder: Path, using: Path | None = None) -> list[int]:
                 ):
                     found.append(int(entry.name))
     return found
+
+
+def is_stopped(number: int) -> bool:
+    """Return True if a process of this machine is stopped, as by SIGSTOP or Ctrl-Z."""
+    with suppress(OSError):  # it is gone
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 def uses(number: int, file: Path) -> bool:

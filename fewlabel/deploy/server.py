@@ -37,8 +37,7 @@ def serve(
     `say` is told which sites are there.
     """
     experiment, plan = load(directory / record.EXPERIMENT), load_plan(directory)
-    admit = [partial(members.check_client, Path(plan.members))] if plan.members else []
-    nodes = Nodes(grid, plan, experiment, *admit)
+    nodes = Nodes(grid, plan, experiment, **known_by(Path(plan.members)) if plan.members else {})
     resumed = (directory / CLIENTS).exists()
     found = nodes.gather(plan.sites, say)
     if len(found) < plan.sites and not resumed:
@@ -48,8 +47,17 @@ def serve(
     agree_on_terms(nodes, directory, experiment)
     tested = tuple(sorted({claim.info.id for claim in nodes.claims.values() if claim.test}))
     world = server_world(experiment, nodes.plan, nodes.clients, tested)
-    executor = NodeExecutor(nodes, Worker(directory, world))
+    executor = NodeExecutor(nodes, Worker(directory, world), directory)
     return run.execute(directory, executor=executor, remote=world, watch=watch)
+
+
+def known_by(folder: Path) -> dict[str, Any]:
+    """Return how nodes are known in a federation: by their keys, and to people by the names of its members."""
+    return {
+        "admit": partial(members.check_client, folder),
+        "names": members.names(folder),
+        "client_of": lambda node: members.clients_by_node(folder).get(node),
+    }
 
 
 def remember_clients(directory: Path, found: dict[int, ClientInfo]) -> dict[int, ClientInfo]:
@@ -69,7 +77,7 @@ def agree_on_terms(nodes: Nodes, directory: Path, experiment: Experiment) -> Non
         return
     if not (directory / TERMS).exists():
         world = server_world(experiment, nodes.plan, nodes.clients)
-        executor = NodeExecutor(nodes, Worker(directory, world))
+        executor = NodeExecutor(nodes, Worker(directory, world), directory)
         jobs = {client: Job(str(directory), "pixels", client=client) for client in nodes.clients}
         tickets = {client: executor.submit(job, b"", None) for client, job in jobs.items()}
         while not all(map(executor.tickets.ready, tickets.values())):
@@ -101,7 +109,7 @@ def server_world(
     """Return the world as the server knows it: how many images each client has, and the images at the server itself."""
     here = Path(plan.data) if plan.data is not None else None
     paths = {name: path for name in SPLITS if here for path in (here / name, here / f"{name}.npz") if path.exists()}
-    splits = {name: site.images(path, "", experiment, plan.terms)["train"] for name, path in paths.items()}
+    splits = {name: site.images(path, "", experiment, plan.terms)[0]["train"] for name, path in paths.items()}
     if unlabeled := [name for name, split in splits.items() if (split.labels < 0).any()]:
         raise BadInput(f"{paths[unlabeled[0]]} has images without a label; the server can use labeled ones only")
     shape = (0, plan.terms.channels, plan.terms.image_size, plan.terms.image_size)

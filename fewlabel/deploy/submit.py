@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewlabel.core.errors import BadInput, RunFailed
-from fewlabel.deploy import members, processes, superlink
+from fewlabel.deploy import members, processes, superlink, waiting
 from fewlabel.engine import record
 from fewlabel.experiment import Experiment
 from fewlabel.report.terminal import Rounds, tell
@@ -68,16 +68,36 @@ def command(folder: Path, directory: Path) -> list[str]:
 
 
 def follow(folder: Path, directory: Path, experiment: Experiment) -> None:
-    """Submit a run. Show what it waits for, each round as it is written, and which sites gave no reply."""
-    lines, log = directory / record.ROUNDS, directory / LOG
-    seen, former, missing = checkpointed(directory), file_number(lines), MissingSites(folder)
+    """Submit a run and show it until it ends. If that is interrupted, end the run."""
+    former = file_number(directory / record.ROUNDS)
     number = str(superlink.run_json(folder, command(folder, directory.absolute()))["run-id"])
     (folder / RUNS).mkdir(exist_ok=True)
     (folder / RUNS / number).write_text(str(directory.absolute()))
     tell("submitted; Flower starts it, which takes some seconds")
+    with processes.interruptible():
+        try:
+            show(folder, directory, experiment, number, checkpointed(directory), former)
+        except BaseException as error:
+            until = time.monotonic() + 10
+            while at_its_end(directory, experiment) and time.monotonic() < until:
+                time.sleep(0.05)
+            if not isinstance(error, KeyboardInterrupt) or not record.is_finished(directory):  # or all is well
+                end(folder, directory, number)
+                error.add_note(f"to go on: {resume_command(folder, directory)}")
+                raise
+
+
+def show(
+    folder: Path, directory: Path, experiment: Experiment, number: str, seen: int, former: int | None = None
+) -> None:
+    """Show what a run waits for, each round after `seen` as it is written, and which sites gave no reply.
+
+    `former` is the number of a file with rounds of an earlier submission, which are not shown.
+    """
+    lines, log, names = directory / record.ROUNDS, directory / LOG, members.names(folder)
+    missing, late = MissingSites(names), waiting.News(directory, names)
     stream = [str(processes.BIN / "flwr"), "log", number, superlink.CONNECTION, "--stream"]
     with (
-        processes.interruptible(),
         log.open("ab") as written,
         log.open(errors="replace") as reader,
         Rounds(experiment, directory, pace=0) as screen,
@@ -108,24 +128,72 @@ def follow(folder: Path, directory: Path, experiment: Experiment) -> None:
                     seen = line["round"]
                     for news in missing.news(line):
                         screen.say(f"fewlabel: {news}")
+                if news := late.news():
+                    screen.say(f"fewlabel: {news}")
                 time.sleep(0.2 * (not over))
-        except BaseException as error:
-            until = time.monotonic() + 10
-            while seen == experiment.rounds and not record.is_finished(directory) and time.monotonic() < until:
-                time.sleep(0.05)
-            if not isinstance(error, KeyboardInterrupt) or not record.is_finished(directory):  # or all is well
-                with suppress(RunFailed):
-                    superlink.flwr(folder, "stop", number)
-                # Without this it would compute on, for nobody.
-                processes.end(folder, using=directory.resolve() / record.LOCK)
-                error.add_note(f"to go on: {resume_command(folder, directory)}")
-                raise
         finally:
             streaming.terminate()
             streaming.wait()
     if not record.is_finished(directory):
         why = reason(processes.read_from(log, began))
         raise RunFailed(f"the run has ended: {why}; to go on: {resume_command(folder, directory)}")
+
+
+def at_its_end(directory: Path, experiment: Experiment) -> bool:
+    """Return True if all rounds of a run are written, and its summary will be in a moment."""
+    return last_round(directory) == str(experiment.rounds) and not record.is_finished(directory)
+
+
+def end(folder: Path, directory: Path, number: str | None) -> None:
+    """End a run. Without the second step it would compute on, for nobody."""
+    if number is not None:
+        with suppress(RunFailed):
+            superlink.flwr(folder, "stop", number)
+    processes.end(folder, using=directory.resolve() / record.LOCK)
+    waiting.write(directory, [])
+
+
+# A run that goes on
+
+
+def number_of(folder: Path, directory: Path) -> str | None:
+    """Return Flower's number of the last submission of a run, or None if it was never submitted here."""
+    wanted = str(directory.absolute())
+    found = [path for path in (folder / RUNS).glob("*") if path.read_text() == wanted]
+    return max(found, key=lambda path: path.stat().st_mtime).name if found else None
+
+
+def goes_on(folder: Path, directory: Path) -> str | None:
+    """Return Flower's number of a run that is under way, or None if it is not."""
+    number = number_of(folder, directory)
+    if number is None or record.is_finished(directory) or processes.process_using(folder) is None:
+        return None
+    return None if is_over(folder, number) else number
+
+
+def attach(folder: Path, directory: Path, experiment: Experiment, number: str) -> bool:
+    """Show a run that goes on, until it ends or Ctrl-C. Return True if it has ended well; Ctrl-C leaves it running."""
+    whole = shlex.quote(str(directory))
+    done = last_round(directory)
+    where = f"round {done} of {experiment.rounds} is done" if done != "0" else "no round is done yet"
+    tell(f"{directory} goes on, {where}; Ctrl-C leaves it running, and `fewlabel federation cancel {whole}` ends it")
+    try:
+        with processes.interruptible():
+            show(folder, directory, experiment, number, int(done))
+    except KeyboardInterrupt:
+        if not record.is_finished(directory):
+            tell(f"{directory} goes on; to see it again: fewlabel federation attach {whole}")
+            return False
+    return True
+
+
+def cancel(folder: Path, directory: Path) -> bool:
+    """End a run that goes on, whoever submitted it. Return True if there was something to end."""
+    number = goes_on(folder, directory)
+    found = number is not None or record.is_in_use(directory)
+    if found:
+        end(folder, directory, number)
+    return found
 
 
 def is_over(folder: Path, number: str) -> bool:
@@ -177,8 +245,8 @@ def reason(output: str) -> str:
 class MissingSites:
     """The sites that were asked and gave no reply that can be used."""
 
-    def __init__(self, folder: Path) -> None:
-        self.names = {member.client: f" '{member.name}'" for member in members.members(folder)}
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self.names = names
         self.why: dict[Any, str] = {}
 
     def news(self, line: Mapping[str, Any]) -> Iterator[str]:
@@ -190,8 +258,8 @@ class MissingSites:
                 now[failure] = failure, failure
             else:
                 client, why = failure["client"], failure["why"]
-                name = self.names.get(client, "")
-                now[client] = why, f"client {client}{name} gave no reply in round {line['round']}: {why}"
+                name = members.called(self.names, client)
+                now[client] = why, f"{name} gave no reply in round {line['round']}: {why}"
         for client, (why, text) in now.items():
             if self.why.get(client) != why:
                 yield text
