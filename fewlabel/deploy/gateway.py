@@ -70,7 +70,7 @@ MAX_CALL = 4 << 20  # bytes of a call that carries no message
 LARGE = frozenset({b"/v1/fleet/push-messages", b"/v1/fleet/push-object"})
 CHUNK = 256 << 10  # bytes that are read at once
 CONNECTIONS = 400  # of members at a time, kept for them alone; each takes two of the process's files
-STRANGERS = 200  # connections at a time that have not shown a member's key yet, from before TLS on
+STRANGERS = 100  # connections at a time that have not shown a member's key yet, from before TLS on
 EACH = 50  # connections of one member
 UNDER_WAY = 4 * MAX_BODY  # bytes of large calls at a time, which the SuperLink keeps in memory; of a member, MAX_BODY
 FIRST = 5.0  # seconds for TLS, for the first head of a connection, and for its end
@@ -198,7 +198,7 @@ class Gateway:
     roll: Roll
     outside: ssl.SSLContext
     log: Log
-    strangers: dict["asyncio.Task[None]", str] = field(default_factory=dict)  # by address, the oldest first
+    strangers: dict["asyncio.Task[None]", Caller] = field(default_factory=dict)  # the oldest first
     callers: Counter[str] = field(default_factory=Counter)  # connections of members, by peer
     under_way: Counter[str] = field(default_factory=Counter)  # bytes by peer
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -210,23 +210,21 @@ class Gateway:
         nothing do not keep out a member behind the same address, nor one address another.
         """
         host, *_ = transport.get_extra_info("peername") or ("",)
-        if len(self.strangers) >= STRANGERS:
-            ((crowded, _),) = Counter(self.strangers.values()).most_common(1)
-            next(task for task, address in self.strangers.items() if address == crowded).cancel()
-        if len(self.strangers) >= 2 * STRANGERS:  # those that were cancelled have not ended yet
-            transport.abort()
-            return
+        if len(self.strangers) == STRANGERS:
+            ((crowded, _),) = Counter(one.peer for one in self.strangers.values()).most_common(1)
+            oldest = next(task for task, one in self.strangers.items() if one.peer == crowded)
+            self.strangers.pop(oldest).transport.abort()  # at once, because each takes a file
+            oldest.cancel()
         transport.pause_reading()  # or bytes of TLS would be read before TLS begins
         caller = Caller(transport, host)
         self.tasks.add(task := asyncio.create_task(self.serve_connection(caller)))
-        self.strangers[task] = host
+        self.strangers[task] = caller
         task.add_done_callback(lambda task: self.forget(task, caller))
 
     def forget(self, task: asyncio.Task[None], caller: Caller) -> None:
         self.tasks.discard(task)
-        if self.strangers.pop(task, None) is None:
+        if self.strangers.pop(task, None) is None:  # a member's, or one that had to make place and is not counted
             self.callers = self.callers - Counter([caller.peer])
-        caller.transport.abort()  # of one that was cancelled; the others have closed theirs
 
     async def serve_connection(self, caller: Caller) -> None:
         with suppress(OSError):  # it is gone, or speaks no TLS

@@ -105,8 +105,8 @@ def start_process(programs: processes.Programs, command: list[str]) -> None:
 def restart_process(programs: processes.Programs, command: list[str], recently: int) -> None:
     """Start a site process again that has died, unless it did so several times within a minute."""
     if recently >= RESTARTS:
-        raise RunFailed(f"the {PROCESS} dies again and again: {programs.last_error(PROCESS)}")
-    tell(f"the {PROCESS} has died and is started again: {programs.last_error(PROCESS)}")
+        raise RunFailed(f"the {PROCESS} dies again and again: {programs.how_ended(PROCESS)}")
+    tell(f"the {PROCESS} has died and is started again: {programs.how_ended(PROCESS)}")
     start_process(programs, command)
 
 
@@ -208,5 +208,5 @@ def start_node(
 
 
 def in_own_words(programs: processes.Programs) -> str:
-    """Say what the end of Flower's node means, with its own last words."""
-    return f"Flower's node has ended (its last words: {programs.last_error(NODE)})"
+    """Say what the end of Flower's node means, and how it ended."""
+    return f"Flower's node has ended: {programs.how_ended(NODE)}"

@@ -91,6 +91,13 @@ class Programs:
         """Return the last error that a program has printed since it was started, or its last line."""
         return f"{last_error(self.output(name))} (all of it: {self.log(name)})"
 
+    def how_ended(self, name: str) -> str:
+        """Say how a program has ended: by which signal, or with which last words."""
+        code = self.started[name].returncode
+        if code is not None and code < 0:
+            return f"it was killed by {signal.Signals(-code).name} (its log: {self.log(name)})"
+        return f"its last words: {self.last_error(name)}"
+
     def wait_for(self, name: str, host: str, port: int, patience: float = 120) -> None:
         """Wait until a program listens."""
         until = time.monotonic() + patience

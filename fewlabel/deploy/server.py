@@ -99,7 +99,8 @@ def write_terms(
             parts.append(found := wire.unpack(Pixels, outcome.payload))
             found.check(plan.terms, clients[client].size)
         except FewLabelError as error:
-            raise RunFailed(f"client {client} gave no sums of its pixels: {error}; start it again") from None
+            who = members.called(here.names, client)
+            raise RunFailed(f"{who} gave no sums of its pixels: {error}; start it again") from None
     storage.write(directory / TERMS, json.dumps(vars(plan.terms.settled(parts)), indent=1).encode())
 
 
@@ -119,7 +120,9 @@ def server_world(
         Holding(not_here(info.num_labeled), not_here(info.num_unlabeled))
         for info in (clients.get(client, ClientInfo(client, 0, 0)) for client in range(max(clients) + 1))
     )
-    return site.world(experiment, plan.terms, splits, Partition(shares, np.arange(len(splits["train"]))), tested)
+    partition = Partition(shares, np.arange(len(splits["train"])))
+    names = members.names(Path(plan.members)) if plan.members else {}
+    return replace(site.world(experiment, plan.terms, splits, partition, tested), names=names)
 
 
 def not_here(images: int) -> np.ndarray:

@@ -88,11 +88,18 @@ def follow(folder: Path, directory: Path, experiment: Experiment) -> None:
 
 
 def show(
-    folder: Path, directory: Path, experiment: Experiment, number: str, seen: int, former: int | None = None
+    folder: Path,
+    directory: Path,
+    experiment: Experiment,
+    number: str,
+    seen: int,
+    former: int | None = None,
+    gathered: bool = False,
 ) -> None:
     """Show what a run waits for, each round after `seen` as it is written, and which sites gave no reply.
 
-    `former` is the number of a file with rounds of an earlier submission, which are not shown.
+    `former` is the number of a file with rounds of an earlier submission, which are not shown. Nor is who was there
+    before the first round, if all that are needed have `gathered`.
     """
     lines, log, names = directory / record.ROUNDS, directory / LOG, members.names(folder)
     missing, late = MissingSites(names), waiting.News(directory, names)
@@ -118,7 +125,7 @@ def show(
                 for text in texts:
                     if text.startswith("fewlabel: "):
                         read += 1
-                        if read > shown:
+                        if read > shown and not gathered:
                             screen.say(text)
                             shown = read
                 if silent and not over:  # only the stream has ended, and a new one begins with the first line again
@@ -168,7 +175,9 @@ def goes_on(folder: Path, directory: Path) -> str | None:
     number = number_of(folder, directory)
     if number is None or record.is_finished(directory) or processes.process_using(folder) is None:
         return None
-    return None if is_over(folder, number) else number
+    if not record.is_in_use(directory) and is_over(folder, number):  # Flower is only asked before the run has begun
+        return None
+    return number
 
 
 def attach(folder: Path, directory: Path, experiment: Experiment, number: str) -> bool:
@@ -179,7 +188,7 @@ def attach(folder: Path, directory: Path, experiment: Experiment, number: str) -
     tell(f"{directory} goes on, {where}; Ctrl-C leaves it running, and `fewlabel federation cancel {whole}` ends it")
     try:
         with processes.interruptible():
-            show(folder, directory, experiment, number, int(done))
+            show(folder, directory, experiment, number, int(done), gathered=done != "0")
     except KeyboardInterrupt:
         if not record.is_finished(directory):
             tell(f"{directory} goes on; to see it again: fewlabel federation attach {whole}")

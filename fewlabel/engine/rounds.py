@@ -322,7 +322,8 @@ class Server:
         ):
             if needed and all(client.id in lost for client in needed):
                 client = needed[0].id
-                what = f"in round {self.round} the last {who} was lost (client {client}: {lost[client]})"
+                name = self.world.names.get(client, f"client {client}")
+                what = f"in round {self.round} the last {who} was lost ({name}: {lost[client]})"
                 raise TooFewReplies(f"{what}; have one join, then resume")
 
     def _stream(self, entries: Iterator[Entry]) -> Iterator[tuple[Entry, Outcome]]:

@@ -1,6 +1,7 @@
 """A run's experiment, data and partition, as every process that takes part in the run sees them."""
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class World:
     dataset: datasets.Dataset
     partition: Partition
     tested: tuple[int, ...] = ()  # clients on other machines that have test images
+    names: Mapping[int, str] = field(default_factory=dict)  # what people call clients on other machines
 
     @classmethod
     def open(cls, directory: Path) -> "World":
