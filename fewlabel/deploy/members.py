@@ -248,7 +248,7 @@ def check_client(folder: Path, node: int, claimed: int) -> None:
     if client is None:
         raise BadInput(f"it claims to be client {claimed}, and its key is not enrolled")
     if client != claimed:
-        raise BadInput(f"it claims to be client {claimed}, and its key is that of client {client}")
+        raise BadInput(f"it claims to be client {claimed}, and its key is that of {called(names(folder), client)}")
 
 
 class Roll:

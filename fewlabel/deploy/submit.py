@@ -69,14 +69,14 @@ def command(folder: Path, directory: Path) -> list[str]:
 
 def follow(folder: Path, directory: Path, experiment: Experiment) -> None:
     """Submit a run and show it until it ends. If that is interrupted, end the run."""
-    former = file_number(directory / record.ROUNDS)
+    seen, former, why = checkpointed(directory), file_number(directory / record.ROUNDS), ""
     number = str(superlink.run_json(folder, command(folder, directory.absolute()))["run-id"])
     (folder / RUNS).mkdir(exist_ok=True)
     (folder / RUNS / number).write_text(str(directory.absolute()))
     tell("submitted; Flower starts it, which takes some seconds")
     with processes.interruptible():
         try:
-            show(folder, directory, experiment, number, checkpointed(directory), former)
+            why = show(folder, directory, experiment, number, seen, former)
         except BaseException as error:
             until = time.monotonic() + 10
             while at_its_end(directory, experiment) and time.monotonic() < until:
@@ -85,6 +85,7 @@ def follow(folder: Path, directory: Path, experiment: Experiment) -> None:
                 end(folder, directory, number)
                 error.add_note(f"to go on: {resume_command(folder, directory)}")
                 raise
+    refuse_unfinished(folder, directory, why)
 
 
 def show(
@@ -95,11 +96,12 @@ def show(
     seen: int,
     former: int | None = None,
     gathered: bool = False,
-) -> None:
+) -> str:
     """Show what a run waits for, each round after `seen` as it is written, and which sites gave no reply.
 
-    `former` is the number of a file with rounds of an earlier submission, which are not shown. Nor is who was there
-    before the first round, if all that are needed have `gathered`.
+    Return why it has ended before it was finished. `former` is the number of a file with rounds of an earlier
+    submission, which are not shown. Nor is who was there before the first round, if all that are needed have
+    `gathered`.
     """
     lines, log, names = directory / record.ROUNDS, directory / LOG, members.names(folder)
     missing, late = MissingSites(names), waiting.News(directory, names)
@@ -141,8 +143,12 @@ def show(
         finally:
             streaming.terminate()
             streaming.wait()
+    return "" if record.is_finished(directory) else reason(processes.read_from(log, began))
+
+
+def refuse_unfinished(folder: Path, directory: Path, why: str) -> None:
+    """Raise an error if a run has ended before it was finished."""
     if not record.is_finished(directory):
-        why = reason(processes.read_from(log, began))
         raise RunFailed(f"the run has ended: {why}; to go on: {resume_command(folder, directory)}")
 
 
@@ -186,13 +192,15 @@ def attach(folder: Path, directory: Path, experiment: Experiment, number: str) -
     done = last_round(directory)
     where = f"round {done} of {experiment.rounds} is done" if done != "0" else "no round is done yet"
     tell(f"{directory} goes on, {where}; Ctrl-C leaves it running, and `fewlabel federation cancel {whole}` ends it")
+    why = ""
     try:
         with processes.interruptible():
-            show(folder, directory, experiment, number, int(done), gathered=done != "0")
+            why = show(folder, directory, experiment, number, int(done), gathered=done != "0")
     except KeyboardInterrupt:
         if not record.is_finished(directory):
             tell(f"{directory} goes on; to see it again: fewlabel federation attach {whole}")
             return False
+    refuse_unfinished(folder, directory, why)
     return True
 
 
