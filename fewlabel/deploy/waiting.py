@@ -62,7 +62,8 @@ class News:
         waited = read(self.directory)
         if not waited:
             return ""
-        if (since := min(one.since for one in waited)) != self.since:
+        since = min(one.since for one in waited)
+        if since > self.since + NAMED:  # those of one round are asked within a moment
             self.since, self.told = since, 0.0
         seconds = time.time() - since
         due = max((at for at in self.TIMES if at <= seconds), default=0.0)

@@ -415,7 +415,7 @@ def test_sites_come_and_go(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_faults_that_mend_themselves(tmp_path: Path) -> None:
-    """A site's process hangs, the coordinator's terminal is lost, its SuperLink is killed: each is told, none is lost."""
+    """A site's process hangs, the coordinator's terminal is lost, its SuperLink is killed: each is told and mended."""
     session = Session(tmp_path)
     session.set_up(sites=2, rounds=40)
     try:
