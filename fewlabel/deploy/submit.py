@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 RUNS = "runs"  # folder with a file for each run that was submitted, which names its directory
 LOG = "flower.log"
+ROOM = 1 << 20  # bytes; on a disk with less, no log tells why a run ended
 
 
 # Before
@@ -143,7 +145,7 @@ def show(
         finally:
             streaming.terminate()
             streaming.wait()
-    return "" if record.is_finished(directory) else reason(processes.read_from(log, began))
+    return "" if record.is_finished(directory) else reason(directory, processes.read_from(log, began))
 
 
 def refuse_unfinished(folder: Path, directory: Path, why: str) -> None:
@@ -253,10 +255,19 @@ def resume_command(folder: Path, directory: Path) -> str:
     return shlex.join(["fewlabel", "federation", "run", str(folder), "--resume", str(directory)])
 
 
-def reason(output: str) -> str:
-    """Return FewLabel's own sentence in what a run printed at its end, or else Flower's last error."""
-    found = [line for line in output.splitlines() if line.startswith("fewlabel.")]
-    return found[-1].partition(": ")[2] if found else processes.last_error(output)
+def reason(directory: Path, output: str) -> str:
+    """Return FewLabel's own sentence in what a run printed at its end, or else what is known, and Flower's last error.
+
+    On a full disk the log breaks off before that sentence.
+    """
+    lines = [line for line in output.splitlines() if not line.startswith("{")]  # those of rounds.jsonl
+    if found := [line for line in lines if line.startswith("fewlabel.")]:
+        return found[-1].partition(": ")[2]
+    if shutil.disk_usage(directory).free < ROOM:
+        return f"the disk of {directory} is full; make room"
+    log = directory / LOG
+    words = processes.last_error("\n".join(lines))
+    return f"Flower ended it, for a reason that FewLabel does not know (Flower's words: {words}; all of them: {log})"
 
 
 class MissingSites:

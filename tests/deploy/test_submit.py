@@ -108,6 +108,22 @@ def test_a_run_is_followed_until_it_has_ended_though_its_log_breaks_off(
     assert said == ["fewlabel: 1 of 2 sites are there", "fewlabel: 2 of 2 are"]
 
 
+def test_why_a_run_has_ended_is_told_by_fewlabel_or_by_the_disk_or_by_flower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk the log ends within the line of a round, before the sentence that says why."""
+    cut = 'fewlabel: 2 of 2 sites are there\n{"round": 1, "seconds": 1.0}\n{"round": 2, "sec'
+    own = "\nTraceback\nfewlabel.core.errors.StorageError: it cannot be written\n"
+    assert submit.reason(tmp_path, cut + own) == "it cannot be written"
+    told = submit.reason(tmp_path, cut + "\nERROR : it broke\n")
+    assert told == (
+        "Flower ended it, for a reason that FewLabel does not know "
+        f"(Flower's words: it broke; all of them: {tmp_path}/flower.log)"
+    )
+    monkeypatch.setattr(submit, "ROOM", 1 << 60)
+    assert submit.reason(tmp_path, cut) == f"the disk of {tmp_path} is full; make room"
+
+
 GOING = """\
 #!{python} -S
 import pathlib, sys, time
