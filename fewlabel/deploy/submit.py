@@ -260,12 +260,14 @@ def reason(directory: Path, output: str) -> str:
 
     On a full disk the log breaks off before that sentence.
     """
-    lines = [line for line in output.splitlines() if not line.startswith("{")]  # those of rounds.jsonl
+    lines = [line for line in output.splitlines() if not line.startswith(("{", "fewlabel: "))]  # rounds and news
     if found := [line for line in lines if line.startswith("fewlabel.")]:
         return found[-1].partition(": ")[2]
     if shutil.disk_usage(directory).free < ROOM:
         return f"the disk of {directory} is full; make room"
     log = directory / LOG
+    if not any(line.startswith("ERROR") for line in lines):
+        return "somebody cancelled it, or its SuperLink ended; the terminal of `federation serve` says if that was so"
     words = processes.last_error("\n".join(lines))
     return f"Flower ended it, for a reason that FewLabel does not know (Flower's words: {words}; all of them: {log})"
 

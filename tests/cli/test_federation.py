@@ -253,11 +253,11 @@ class Session:
         paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
-    def set_up(self, sites: int, rounds: int) -> int:
+    def set_up(self, sites: int, rounds: int, more: str = "") -> int:
         """Create a federation, and a site for each client. Return the port at which sites will reach it."""
         (self.folder / "e.toml").write_text(
             f'method = "labels-only"\nrounds = {rounds}\nseed = 5\nmodel = "tests.nets:tiny"\n'
-            f'[data]\nname = "digits"\nimage_size = 16\n[clients]\ncount = {sites}\nalpha = 2.0\n'
+            f'[data]\nname = "digits"\nimage_size = 16\n[clients]\ncount = {sites}\nalpha = 2.0\n{more}'
         )
         (port,) = free_ports(1)
         address = f"{self.hosts[0].address if self.hosts else '127.0.0.1'}:{port}"
@@ -417,14 +417,13 @@ def test_sites_come_and_go(tmp_path: Path) -> None:
 def test_faults_that_mend_themselves(tmp_path: Path) -> None:
     """A site's process hangs, the coordinator's terminal is lost, its SuperLink is killed: each is told and mended."""
     session = Session(tmp_path)
-    session.set_up(sites=2, rounds=40)
+    session.set_up(sites=2, rounds=60, more='[labels]\nat = "every-client"\nfraction = 0.5\n')
     try:
         session.begin("serve", "federation serve fed", "serving at")
         session.run("federation enrol fed site-1/enrolment.json")
         for n in range(2):
             session.begin(f"join{n}", f"site join site-{n} --yes", f"joined as client {n} of 'fed'")
-        begin = "federation run fed e.toml --set labels.at=every-client --data sites --out run"
-        session.begin("run", begin, "round 1/40")
+        session.begin("run", "federation run fed e.toml --data sites --out run", "round 1/60")
         os.kill(process_of(tmp_path / "site-1", b"answer"), signal.SIGSTOP)
         session.until_said("join1", "the site-process has given no sign of life for 30 s, so it is ended and started")
         session.until_said("run", "fewlabel: waiting for 's1', 1")

@@ -120,6 +120,7 @@ def test_why_a_run_has_ended_is_told_by_fewlabel_or_by_the_disk_or_by_flower(
         "Flower ended it, for a reason that FewLabel does not know "
         f"(Flower's words: it broke; all of them: {tmp_path}/flower.log)"
     )
+    assert submit.reason(tmp_path, cut).startswith("somebody cancelled it, or its SuperLink ended; ")
     monkeypatch.setattr(submit, "ROOM", 1 << 60)
     assert submit.reason(tmp_path, cut) == f"the disk of {tmp_path} is full; make room"
 
