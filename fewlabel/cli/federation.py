@@ -203,7 +203,26 @@ def run(
         float | None, Option(metavar="SECONDS", help="How long to wait for sites; by default 600.")
     ] = None,
     deadline: Annotated[
-        float | None, Option(metavar="SECONDS", help="How long a site's task may take; by default 3600.")
+        float | None, Option(metavar="SECONDS", help="How long a site's task may take at most; by default 3600.")
+    ] = None,
+    factor: Annotated[
+        float | None,
+        Option(
+            "--deadline-factor", metavar="X", help="How many times longer than usual a task may take; by default 5."
+        ),
+    ] = None,
+    least: Annotated[
+        float | None,
+        Option("--least-deadline", metavar="SECONDS", help="How long a task may take in any case; by default 60."),
+    ] = None,
+    again: Annotated[
+        int | None,
+        Option(
+            "--ask-again",
+            metavar="ROUNDS",
+            min=1,
+            help="After how many rounds a site that was silent twice is asked again; by default 4.",
+        ),
     ] = None,
     out: Out = None,
     resume: Resume = None,
@@ -212,8 +231,9 @@ def run(
 ) -> None:
     """Run an experiment (TOML) with the sites of a federation.
 
-    The federation must be served meanwhile. Ctrl-C ends the run.
-    --resume goes on with it after its last checkpoint.
+    The federation must be served meanwhile. Ctrl-C ends the run, and so
+    does closing the terminal. --resume goes on after the last checkpoint,
+    or shows the run if it still goes on.
 
     Examples:
       fewlabel federation run lungs experiment.toml --data sites
@@ -224,7 +244,8 @@ def run(
 
     folder = opened(folder)
     if resume is not None:
-        if [given for given in (file, changes, data, sites, patience, deadline, out) if given not in (None, [])]:
+        options = (file, changes, data, sites, patience, deadline, factor, least, again, out)
+        if [given for given in options if given not in (None, [])]:
             raise BadInput(
                 "--resume goes on with a run as it is: give no EXPERIMENT and no option that would change it"
             )
@@ -243,8 +264,11 @@ def run(
         if resume is not None:
             submit.check_same_keys(folder, resume, insecure)
         submit.check_served(folder, insecure)
+        if resume is not None and (number := submit.goes_on(folder, resume)) is not None:
+            return shown_to_its_end(folder, resume, experiment, number, form)
         if resume is None:
             more = {"data": data and str(data.absolute()), "sites": sites, "patience": patience, "deadline": deadline}
+            more |= {"factor": factor, "least": least, "again": again, "federation": str(folder)}
             more |= {"members": None if insecure else str(folder)}
             given = {name: value for name, value in more.items() if value is not None}
             prepare(experiment, directory, load_terms(folder / members.TRUST), **given)
@@ -259,6 +283,65 @@ def run(
         if not record.is_finished(directory):
             raise
         return tell(f"the run is completed; to see it: fewlabel show {shlex.quote(str(directory))}")
+
+
+Run = Annotated[Path, Argument(metavar="RUN", hidden=True)]
+
+
+@app.command()
+def attach(run: Run, form: Tables = Layout.TEXT) -> None:
+    """Show a run that goes on, as the terminal did that started it.
+
+    RUN is the directory of the run. Ctrl-C leaves the run running.
+
+    Examples:
+      fewlabel federation attach runs/first
+    """
+    folder, experiment = federation_of(run), Result(run).experiment
+    if record.is_finished(run):
+        tell(f"{run} is finished already; this is its result")
+        return show_result(Result(run), form, Result(run).report())
+    if (number := submit.goes_on(folder, run)) is None:
+        raise BadInput(f"{run} does not go on; to resume it: {submit.resume_command(folder, run)}")
+    return shown_to_its_end(folder, run, experiment, number, form)
+
+
+@app.command()
+def cancel(run: Run) -> None:
+    """End a run that goes on, from any terminal. You can resume it.
+
+    RUN is the directory of the run.
+
+    Examples:
+      fewlabel federation cancel runs/first
+    """
+    folder = federation_of(run)
+    if record.is_finished(run):
+        return tell(f"{run} is finished already")
+    found = submit.cancel(folder, run)
+    return tell(
+        f"{run} {'has ended' if found else 'does not go on'}; to resume it: {submit.resume_command(folder, run)}"
+    )
+
+
+def federation_of(run: Path) -> Path:
+    """Return the folder of the federation that carries out a run."""
+    from fewlabel.deploy.run_plan import load_plan
+
+    if not (run / record.FEDERATION).is_file():
+        raise BadInput(f"{run} is no run of a federation: it has no {record.FEDERATION}")
+    plan = load_plan(run)
+    if (folder := plan.federation or plan.members) is None:
+        raise BadInput(
+            f"{run} does not say which federation it is of; resume it by: fewlabel federation run DIR --resume"
+        )
+    return opened(Path(folder))
+
+
+def shown_to_its_end(folder: Path, run: Path, experiment: Any, number: str, form: Layout) -> None:
+    """Show a run that goes on, and its result if it ends meanwhile."""
+    if submit.attach(folder, run, experiment, number):
+        show_result(Result(run), form, Result(run).report())
 
 
 @app.command()
@@ -287,7 +370,8 @@ def status(folder: Directory, form: Format = Form.TEXT) -> None:
         since = SINCE.get(site["state"], "").format(span(site.get("seconds", 0)))
         print(f"client {site['client']} '{site['name']}': {site['state']}{since}")
     for run in found["runs"]:
-        print(f"run {run['directory']}: {run['state']}, round {run['round']}")
+        waits = f", {run['waiting']}" if run["waiting"] else ""
+        print(f"run {run['directory']}: {run['state']}, round {run['round']}{waits}")
     return None
 
 

@@ -155,8 +155,8 @@ def join(
     if not yes:
         ask_for_consent(members.read_trust(Path(found.trust)).name, found.place.methods)
     if not insecure:
-        joining.check_server(Path(found.trust))
-    joining.take_part(programs, commands, found)
+        joining.refuse_unfit(folder, found)
+    joining.take_part(programs, commands, found, insecure)
     return tell("left the federation")
 
 
@@ -191,5 +191,7 @@ def answer(folder: Directory = Path("site")) -> None:
     from fewlabel.deploy.site import reply
 
     folder, found = opened(folder)
+    os.umask(0o077)  # nobody else may read images that are decoded here
+    site_check.check_data(found.place, Path(found.trust))
     with suppress(KeyboardInterrupt):
         site_process.serve(partial(reply, vars(found.place)), folder / site_folder.SOCKET)

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,9 @@ MAX_BODY = 2 << 30  # bytes, which is as much as Flower can put into a message's
 MAX_CALL = 4 << 20  # bytes of a call that carries no message
 LARGE = frozenset({b"/v1/fleet/push-messages", b"/v1/fleet/push-object"})
 CHUNK = 256 << 10  # bytes that are read at once
-CONNECTIONS = 400  # at a time, from before TLS until all is closed; each takes two of the process's files
-EACH = 50  # connections of one member, or of one address that has not shown a member's key yet
+CONNECTIONS = 400  # of members at a time, kept for them alone; each takes two of the process's files
+STRANGERS = 100  # connections at a time that have not shown a member's key yet, from before TLS on
+EACH = 50  # connections of one member
 UNDER_WAY = 4 * MAX_BODY  # bytes of large calls at a time, which the SuperLink keeps in memory; of a member, MAX_BODY
 FIRST = 5.0  # seconds for TLS, for the first head of a connection, and for its end
 SECONDS = 60.0  # without a complete request, or without any progress of one
@@ -89,6 +91,8 @@ def check_head(request: h11.Request) -> int:
     """Refuse a request that may not pass. Return the length of its body."""
     given = [(name, value) for name, value in request.headers if name in HEADERS]
     others = {name: value for name, value in request.headers if name not in HEADERS}
+    if sum(len(name) + len(value) for name, value in request.headers) + len(request.target) > MAX_HEAD:
+        raise Refusal(431, f"has a head of more than {MAX_HEAD} bytes")  # h11 counts only heads that come in pieces
     if request.method != b"POST" or request.target not in PATHS:
         raise Refusal(404, "is no call of a node")
     if b"transfer-encoding" in others or b"upgrade" in others or b"expect" in others:
@@ -159,7 +163,8 @@ class Caller:
         """Answer why, in the form in which nodes show it."""
         if self.http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"code": status, "detail": why}).encode()
-            headers = [("content-length", str(len(body))), ("connection", "close")]
+            date = formatdate(usegmt=True)  # by which `site check` compares the clocks
+            headers = [("content-length", str(len(body))), ("connection", "close"), ("date", date)]
             answer = h11.Response(status_code=status, headers=headers)
             await self.send(answer, h11.Data(data=body), h11.EndOfMessage())
 
@@ -193,25 +198,33 @@ class Gateway:
     roll: Roll
     outside: ssl.SSLContext
     log: Log
-    callers: Counter[str] = field(default_factory=Counter)  # connections by peer
+    strangers: dict["asyncio.Task[None]", Caller] = field(default_factory=dict)  # the oldest first
+    callers: Counter[str] = field(default_factory=Counter)  # connections of members, by peer
     under_way: Counter[str] = field(default_factory=Counter)  # bytes by peer
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def accept(self, transport: asyncio.Transport) -> None:
-        """Count a connection before a byte of it is read. Serve it, or end it if there are too many."""
+        """Count a connection before a byte of it is read, and serve it.
+
+        If there are too many strangers, the oldest of the address with the most of them makes place. So those who say
+        nothing do not keep out a member behind the same address, nor one address another.
+        """
         host, *_ = transport.get_extra_info("peername") or ("",)
-        if self.callers.total() == CONNECTIONS or self.callers[host] == EACH:
-            transport.abort()
-            return
+        if len(self.strangers) == STRANGERS:
+            ((crowded, _),) = Counter(one.peer for one in self.strangers.values()).most_common(1)
+            oldest = next(task for task, one in self.strangers.items() if one.peer == crowded)
+            self.strangers.pop(oldest).transport.abort()  # at once, because each takes a file
+            oldest.cancel()
         transport.pause_reading()  # or bytes of TLS would be read before TLS begins
-        self.callers[host] += 1
         caller = Caller(transport, host)
         self.tasks.add(task := asyncio.create_task(self.serve_connection(caller)))
+        self.strangers[task] = caller
         task.add_done_callback(lambda task: self.forget(task, caller))
 
     def forget(self, task: asyncio.Task[None], caller: Caller) -> None:
         self.tasks.discard(task)
-        self.callers = self.callers - Counter([caller.peer])
+        if self.strangers.pop(task, None) is None:  # a member's, or one that had to make place and is not counted
+            self.callers = self.callers - Counter([caller.peer])
 
     async def serve_connection(self, caller: Caller) -> None:
         with suppress(OSError):  # it is gone, or speaks no TLS
@@ -270,9 +283,13 @@ class Gateway:
                     pass
             raise Refusal(412, str(error)) from None
         if (peer := f"client {member.client}") != caller.peer:
-            if self.callers[peer] == EACH:
-                raise Refusal(503, f"is by a member with {EACH} connections")
-            self.callers = self.callers - Counter([caller.peer]) + Counter([peer])
+            if self.callers[peer] == EACH or self.callers.total() == CONNECTIONS:
+                raise Refusal(503, f"is by a member with {self.callers[peer]} of {self.callers.total()} connections")
+            task = asyncio.current_task()
+            assert task is not None
+            if self.strangers.pop(task, None) is None:  # it was another member before
+                self.callers = self.callers - Counter([caller.peer])
+            self.callers[peer] += 1
             caller.peer = peer
 
     @contextmanager

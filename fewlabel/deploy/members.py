@@ -259,13 +259,23 @@ def clients_by_node(folder: Path) -> Mapping[int, int]:
     return {member.node: member.client for member in members(folder) if member.node is not None}
 
 
+def names(folder: Path) -> dict[int, str]:
+    """Return what people call each client, in quotes."""
+    return {member.client: f"'{member.name}'" for member in members(folder)}
+
+
+def called(names: Mapping[int, str], client: int) -> str:
+    """Return what people call a client, or its number if it has no name."""
+    return names.get(client, f"client {client}")
+
+
 def check_client(folder: Path, node: int, claimed: int) -> None:
     """Refuse a node that claims to be another client than the one that its key was enrolled for."""
     client = clients_by_node(folder).get(node)
     if client is None:
         raise BadInput(f"it claims to be client {claimed}, and its key is not enrolled")
     if client != claimed:
-        raise BadInput(f"it claims to be client {claimed}, and its key is that of client {client}")
+        raise BadInput(f"it claims to be client {claimed}, and its key is that of {called(names(folder), client)}")
 
 
 class Roll:

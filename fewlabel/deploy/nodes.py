@@ -3,13 +3,18 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fewlabel.core import tree, wire
 from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.core.federation import ClientInfo, Model
 from fewlabel.core.rng import preserved
+from fewlabel.deploy import waiting
+from fewlabel.deploy.members import called
 from fewlabel.deploy.messages import MAX_IMAGES, MAX_INTRODUCTION, Introduction, Order
+from fewlabel.deploy.pace import Pace
 from fewlabel.deploy.run_plan import RunPlan
 from fewlabel.engine import flower_messages, run
 from fewlabel.engine.executor import SERVER_ID, Job, Outcome, Tickets
@@ -29,7 +34,8 @@ class Nodes:
     """The nodes of a Flower run, and the clients that they say they are.
 
     Without a key a node has a new id each time it starts. So each node is asked who it is when it is first seen.
-    `admit(node, client)` may refuse it, for example because its key is another client's.
+    `admit(node, client)` may refuse it, for example because its key is another client's. People know a client by its
+    name in `names`, and `client_of(node)` knows whose key a node has, if it has one.
     """
 
     def __init__(
@@ -38,7 +44,10 @@ class Nodes:
         plan: RunPlan,
         experiment: Experiment,
         admit: Callable[[int, int], None] = lambda node, client: None,
+        names: Mapping[int, str] = MappingProxyType({}),
+        client_of: Callable[[int], int | None] = lambda node: None,
     ) -> None:
+        self.names, self.client_of = names, client_of
         self.grid, self.plan, self.admit, self.count = grid, plan, admit, experiment.clients.count
         self.experiment = dumps(experiment)
         self.claims: dict[int, Introduction] = {}
@@ -104,8 +113,8 @@ class Nodes:
             self.look()
             here = [claim.info for node, claim in self.claims.items() if node in self._online]
             found = {info.id: info for info in here}
-            absent = [str(client) for client in range(self.count) if client not in found]
-            names = f"; waiting for client{'s' * (len(absent) > 1)} {', '.join(absent)}" if sites == self.count else ""
+            absent = [called(self.names, client) for client in range(self.count) if client not in found]
+            names = f"; waiting for {', '.join(absent)}" if sites == self.count else ""
             text = f"{len(found)} of {sites} sites are there{names * (len(found) < sites)}{self.refusals}"
             if text != last:
                 say(last := text)
@@ -117,12 +126,18 @@ class Nodes:
 
     @property
     def refusals(self) -> str:
-        return "".join(f"; node {node} is refused: {text}" for node, text in self.refused.items())
+        """Say who is refused and why."""
+        return "".join(f"; {self.called(node)} is refused: {text}" for node, text in self.refused.items())
+
+    def called(self, node: int) -> str:
+        """Name the client whose key a node has, or say that nobody knows."""
+        client = self.client_of(node)
+        return f"a site without a member's key (Flower's node {node})" if client is None else called(self.names, client)
 
     def node_of(self, client: int) -> int:
         nodes = [n for n, introduction in self.claims.items() if introduction.info.id == client and n in self._online]
         if len(nodes) > 1:
-            raise Absent(f"nodes {nodes[0]} and {nodes[1]} both say that they are client {client}; stop one of them")
+            raise Absent(f"{len(nodes)} sites say that they are {called(self.names, client)}; stop all but one of them")
         if not nodes:
             raise Absent("it is not connected")
         return nodes[0]
@@ -133,18 +148,22 @@ class Sent:
     """A job at a client."""
 
     ticket: int
-    until: float
+    job: Job
+    began: float
+    deadline: float  # seconds
 
 
 class NodeExecutor:
     """Has clients' jobs done by their nodes, and the server's own here."""
 
-    def __init__(self, nodes: Nodes, worker: Worker) -> None:
+    def __init__(self, nodes: Nodes, worker: Worker, directory: Path) -> None:
+        self.directory = directory
         self.nodes, self.worker, self.window = nodes, worker, 2 * max(1, worker.world.experiment.clients.count)
         model = len(wire.pack(Model(tree.of(worker.model))))
         self.max_upload = nodes.plan.max_upload or 8 * model + (1 << 20)
-        self.tickets = Tickets()
+        self.tickets, self.pace = Tickets(), Pace(nodes.plan)
         self._sent: dict[str, Sent] = {}
+        self._waited: list[waiting.Waited] = []
 
     def submit(self, job: Job, message: bytes, statistics: bytes | None) -> int:
         ticket = self.tickets.open(job)
@@ -152,14 +171,16 @@ class NodeExecutor:
             with preserved():
                 self.tickets.close(ticket, self.worker.attempt(job, message, statistics))
             return ticket
-        deadline = self.nodes.plan.deadline
+        deadline = self.pace.deadline(job)
         try:
+            if why := self.pace.left_out(job):
+                raise Absent(why)
             node = self.nodes.node_of(job.client)
             parts = {"order": self.nodes.order(job), "message": message, "statistics": statistics}
             sent = flower_messages.send(self.nodes.grid, node, deadline, "train", str(job.round), **parts)
             if not sent:
                 raise Absent("the message to it could not be sent")
-            self._sent[sent] = Sent(ticket, time.monotonic() + deadline)
+            self._sent[sent] = Sent(ticket, job, time.monotonic(), deadline)
         except Absent as error:
             self.tickets.close(ticket, Outcome(None, {}, str(error)))
         return ticket
@@ -175,17 +196,38 @@ class NodeExecutor:
         before = len(self._sent)
         self.nodes.look()
         for sent, reply in flower_messages.receive(self.nodes.grid, self._sent):
-            ticket = self._sent.pop(sent).ticket
+            done = self._sent.pop(sent)
             try:
-                self.tickets.close(ticket, Outcome(flower_messages.upload_of(reply, self.max_upload), {}))
+                upload = flower_messages.upload_of(reply, self.max_upload)
+                self.tickets.close(done.ticket, Outcome(upload, {}))
+            except flower_messages.NoReply as error:  # Flower answers in place of the site
+                self.tickets.close(done.ticket, Outcome(None, {}, str(error)))
+                if isinstance(error, flower_messages.TooLate):
+                    self.pace.missed(done.job)
+                continue
             except FewLabelError as error:
-                self.tickets.close(ticket, Outcome(None, {}, str(error)))
-        for sent, job in list(self._sent.items()):
-            if time.monotonic() > job.until:  # a reply that comes later is not read
+                self.tickets.close(done.ticket, Outcome(None, {}, str(error)))
+            self.pace.replied(done.job, time.monotonic() - done.began)
+        for sent, open_ in list(self._sent.items()):
+            if time.monotonic() > open_.began + open_.deadline:  # a reply that comes later is not read
                 del self._sent[sent]
-                self.tickets.close(job.ticket, Outcome(None, {}, f"it was silent for {self.nodes.plan.deadline:g} s"))
+                self.pace.missed(open_.job)
+                self.tickets.close(open_.ticket, Outcome(None, {}, f"it was silent for {round(open_.deadline, 1):g} s"))
+        self._note_waiting()
         return len(self._sent) < before
+
+    def _note_waiting(self) -> None:
+        """Write down who has been waited for so long that it should be named."""
+        now, ago = time.monotonic(), time.time() - time.monotonic()
+        late = [open_ for open_ in self._sent.values() if now - open_.began >= waiting.NAMED]
+        found = [
+            waiting.Waited(one.job.client, round(ago + one.began, 1), self.pace.usual(one.job) or 0.0) for one in late
+        ]
+        if [one.client for one in found] != [one.client for one in self._waited]:
+            waiting.write(self.directory, found)
+        self._waited = found
 
     def discard(self) -> None:
         self._sent.clear()
         self.tickets.clear()
+        self._note_waiting()

@@ -27,7 +27,7 @@ BIN = Path(sys.executable).parent
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 BOX = re.compile("[\u2500-\u257f]+")  # what Flower's commands draw around their errors
 LEVEL = re.compile(r"^(?=(?:DEBUG|INFO|WARNING|ERROR)\b)", re.M)  # where one of Flower's messages begins
-ENDS = (signal.SIGINT, signal.SIGTERM)
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def need_flower() -> None:
@@ -91,6 +91,13 @@ class Programs:
         """Return the last error that a program has printed since it was started, or its last line."""
         return f"{last_error(self.output(name))} (all of it: {self.log(name)})"
 
+    def how_ended(self, name: str) -> str:
+        """Say how a program has ended: by which signal, or with which last words."""
+        code = self.started[name].returncode
+        if code is not None and code < 0:
+            return f"it was killed by {signal.Signals(-code).name} (its log: {self.log(name)})"
+        return f"its last words: {self.last_error(name)}"
+
     def wait_for(self, name: str, host: str, port: int, patience: float = 120) -> None:
         """Wait until a program listens."""
         until = time.monotonic() + patience
@@ -120,12 +127,13 @@ class Programs:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C."""
+    """Treat SIGTERM like Ctrl-C, and SIGHUP too, unless the command was started by nohup."""
 
     def leave(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = [(number, signal.signal(number, leave)) for number in ENDS]
+    heeded = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = [(number, signal.signal(number, leave)) for number in heeded]
     try:
         yield
     finally:
@@ -144,6 +152,13 @@ def marked(folder: Path, using: Path | None = None) -> list[int]:
                 ):
                     found.append(int(entry.name))
     return found
+
+
+def is_stopped(number: int) -> bool:
+    """Return True if a process of this machine is stopped, as by SIGSTOP or Ctrl-Z."""
+    with suppress(OSError):  # it is gone
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 def uses(number: int, file: Path) -> bool:

@@ -15,6 +15,8 @@ from fewlabel.engine import record
 from fewlabel.engine.run import refuse_used
 from fewlabel.experiment import Experiment, dumps
 
+FACTOR, AGAIN = 5.0, 4  # of new runs; a plan without them is an older version's and keeps to what that did
+
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -25,16 +27,20 @@ class RunPlan:
     sites: Count  # that must be there before the first round
     data: str | None = None  # where `server`, `validation` and `test` lie, if the server has them
     patience: Positive = 600.0  # seconds to wait for sites
-    deadline: Positive = 3600.0  # seconds that a site has for a task
+    deadline: Positive = 3600.0  # seconds that a site has for a task, at most
+    factor: Positive | None = None  # times what the task takes that a site has for it; None: always the deadline
+    least: Positive = 60.0  # seconds that a site has for a task in any case
+    again: Count | None = None  # rounds until a site that was silent twice is asked again; None: it is always asked
     max_upload: Count | None = None  # bytes; by default eight models and 1 MiB
     members: str | None = None  # directory of a federation whose members alone may take part, each as itself
+    federation: str | None = None  # directory of the federation that carries the run out
 
 
 def prepare(experiment: Experiment, directory: Path, terms: Terms, **more: Any) -> Path:
     """Lay out a run whose clients are on other machines. `more` are fields of its plan."""
     if experiment.clients.attack is not None:
         raise BadInput("clients.attack is for simulations, and sites would refuse it; leave it out")
-    more.setdefault("sites", experiment.clients.count)
+    more = {"sites": experiment.clients.count, "factor": FACTOR, "again": AGAIN} | more
     plan = RunPlan(secrets.token_hex(16), terms, **more)
     schema.check(plan)
     refuse_used(directory, experiment)

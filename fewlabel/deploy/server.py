@@ -37,8 +37,7 @@ def serve(
     `say` is told which sites are there.
     """
     experiment, plan = load(directory / record.EXPERIMENT), load_plan(directory)
-    admit = [partial(members.check_client, Path(plan.members))] if plan.members else []
-    nodes = Nodes(grid, plan, experiment, *admit)
+    nodes = Nodes(grid, plan, experiment, **known_by(Path(plan.members)) if plan.members else {})
     resumed = (directory / CLIENTS).exists()
     found = nodes.gather(plan.sites, say)
     if len(found) < plan.sites and not resumed:
@@ -51,9 +50,17 @@ def serve(
     if plan.members:
         for sentence in members.grown(Path(plan.members), {client: info.size for client, info in found.items()}):
             say(f"{sentence}; if that is wrong, clients.largest_share bounds what it gains")
-        world = replace(world, names={member.client: member.name for member in members.members(Path(plan.members))})
-    executor = NodeExecutor(nodes, Worker(directory, world))
+    executor = NodeExecutor(nodes, Worker(directory, world), directory)
     return run.execute(directory, executor=executor, remote=world, watch=watch)
+
+
+def known_by(folder: Path) -> dict[str, Any]:
+    """Return how nodes are known in a federation: by their keys, and to people by the names of its members."""
+    return {
+        "admit": partial(members.check_client, folder),
+        "names": members.names(folder),
+        "client_of": lambda node: members.clients_by_node(folder).get(node),
+    }
 
 
 def remember_clients(directory: Path, found: dict[int, ClientInfo]) -> dict[int, ClientInfo]:
@@ -73,7 +80,7 @@ def agree_on_terms(nodes: Nodes, directory: Path, experiment: Experiment) -> Non
         return
     if not (directory / TERMS).exists():
         world = server_world(experiment, nodes.plan, nodes.clients)
-        executor = NodeExecutor(nodes, Worker(directory, world))
+        executor = NodeExecutor(nodes, Worker(directory, world), directory)
         jobs = {client: Job(str(directory), "pixels", client=client) for client in nodes.clients}
         tickets = {client: executor.submit(job, b"", None) for client, job in jobs.items()}
         while not all(map(executor.tickets.ready, tickets.values())):
@@ -95,7 +102,8 @@ def write_terms(
             parts.append(found := wire.unpack(Pixels, outcome.payload))
             found.check(plan.terms, clients[client].size)
         except FewLabelError as error:
-            raise RunFailed(f"client {client} gave no sums of its pixels: {error}; start it again") from None
+            who = members.called(here.names, client)
+            raise RunFailed(f"{who} gave no sums of its pixels: {error}; start it again") from None
     storage.write(directory / TERMS, json.dumps(vars(plan.terms.settled(parts)), indent=1).encode())
 
 
@@ -105,7 +113,7 @@ def server_world(
     """Return the world as the server knows it: how many images each client has, and the images at the server itself."""
     here = Path(plan.data) if plan.data is not None else None
     paths = {name: path for name in SPLITS if here for path in (here / name, here / f"{name}.npz") if path.exists()}
-    splits = {name: site.images(path, "", experiment, plan.terms)["train"] for name, path in paths.items()}
+    splits = {name: site.images(path, "", experiment, plan.terms)[0]["train"] for name, path in paths.items()}
     if unlabeled := [name for name, split in splits.items() if (split.labels < 0).any()]:
         raise BadInput(f"{paths[unlabeled[0]]} has images without a label; the server can use labeled ones only")
     shape = (0, plan.terms.channels, plan.terms.image_size, plan.terms.image_size)
@@ -115,7 +123,9 @@ def server_world(
         Holding(not_here(info.num_labeled), not_here(info.num_unlabeled))
         for info in (clients.get(client, ClientInfo(client, 0, 0)) for client in range(max(clients) + 1))
     )
-    return site.world(experiment, plan.terms, splits, Partition(shares, np.arange(len(splits["train"]))), tested)
+    partition = Partition(shares, np.arange(len(splits["train"])))
+    names = members.names(Path(plan.members)) if plan.members else {}
+    return replace(site.world(experiment, plan.terms, splits, partition, tested), names=names)
 
 
 def not_here(images: int) -> np.ndarray:

@@ -184,11 +184,12 @@ def trusted(text: str, modules: list[str]) -> Experiment:
 
 def site_world(site: SiteConfig, experiment: Experiment, terms: Terms) -> World:
     """Return the world as a site knows it: its own images, and nobody else's."""
-    splits = images(Path(site.data), site.kind, experiment, terms)
+    splits, notes = images(Path(site.data), site.kind, experiment, terms, site.unreadable)
     labels = splits["train"].labels.numpy()
     own = Holding(np.flatnonzero(labels >= 0), np.flatnonzero(labels < 0))
     others = (Holding(nothing(), nothing()),) * site.client
-    return world(experiment, terms, splits, Partition((*others, own), nothing()))
+    found = world(experiment, terms, splits, Partition((*others, own), nothing()))
+    return replace(found, dataset=replace(found.dataset, notes=notes))
 
 
 def testable(world: World) -> int:
@@ -198,8 +199,10 @@ def testable(world: World) -> int:
     return count if count >= metrics.MINIMUM else 0
 
 
-def images(path: Path, kind: str, experiment: Experiment, terms: Terms) -> dict[str, datasets.Split]:
-    """Read images from this machine as the federation's terms say."""
+def images(
+    path: Path, kind: str, experiment: Experiment, terms: Terms, unreadable: str = "fatal"
+) -> tuple[dict[str, datasets.Split], tuple[str, ...]]:
+    """Read images from this machine as the federation's terms say. Return them, and what to know about them."""
     found = datasets.load(
         kind or guess_kind(path),
         terms.image_size,
@@ -207,11 +210,13 @@ def images(path: Path, kind: str, experiment: Experiment, terms: Terms) -> dict[
         path=str(path),
         classes=terms.classes,
         scale=terms.scale,
+        unreadable=unreadable,
     )
-    return {
+    splits = {
         name: replace(split, images=viewed(split.images.pixels, experiment, terms))
         for name, split in found.splits.items()
     }
+    return splits, found.notes
 
 
 def viewed(pixels: torch.Tensor, experiment: Experiment, terms: Terms) -> Images:

@@ -1,23 +1,17 @@
-"""What must be right before a site joins: its data, disk and key, and the server's certificate, address and version."""
+"""What must be right before a site joins: its data, disk, key and clock, and how it reaches the right server."""
 
 import os
 import re
 import shutil
-import socket
-import ssl
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 from fewlabel.core.errors import BadInput
-from fewlabel.deploy import keys, members
+from fewlabel.deploy import keys, members, reach
 from fewlabel.deploy.site_folder import ENROLMENT, SiteConfig, SiteFile
 
 LEAST = 10**9  # bytes on the disk for what methods keep between rounds
-
-
-class NoAnswer(BadInput):
-    """A server that does not answer now, and may do so later."""
 
 
 def checks(folder: Path, site: SiteFile) -> dict[str, Callable[[], str]]:
@@ -28,7 +22,9 @@ def checks(folder: Path, site: SiteFile) -> dict[str, Callable[[], str]]:
         "disk": lambda: check_disk(Path(site.place.state)),
         "key": lambda: check_key(folder, Path(site.key)),
         "certificate": lambda: check_certificate(trust),
+        "proxy": lambda: check_proxy(trust),
         "connection": lambda: check_connection(trust),
+        "clock": lambda: check_clock(trust),
         "versions": lambda: check_versions(trust),
     }
 
@@ -76,23 +72,29 @@ def check_certificate(trust: Path) -> str:
     return f"of '{federation.name}', valid until {found.not_valid_after_utc:%Y-%m-%d}"
 
 
+def check_proxy(trust: Path) -> str:
+    """Say whether a proxy stands between, as the environment has it."""
+    host, _ = keys.host_and_port(members.read_trust(trust).address)
+    proxy = reach.proxy_for(host)
+    return "none, the server is reached directly" if proxy is None else f"{reach.described(proxy)}, by the environment"
+
+
 def check_connection(trust: Path) -> str:
     """Check that the server answers, and that it is the one that the coordinator named."""
-    address = members.read_trust(trust).address
-    host, port = keys.host_and_port(address)
-    context = ssl.create_default_context(cafile=trust / f"{keys.CA}.pem")
-    try:
-        with (
-            socket.create_connection((host, port), 10) as plain,
-            context.wrap_socket(plain, server_hostname=host) as secure,
-        ):
-            return f"{address} by {secure.version()}, with a certificate of this federation"
-    except ssl.SSLError as error:
-        why = getattr(error, "verify_message", "") or error.reason or str(error)
-        why = "it does not speak TLS, as if served with --insecure" if why == "WRONG_VERSION_NUMBER" else why
-        raise BadInput(f"{address} is not the server of this federation: {why}") from None
-    except OSError as error:
-        raise NoAnswer(f"{address} does not answer: {error.strerror or error}") from None
+    with reach.connected(trust) as secure:
+        address = members.read_trust(trust).address
+        return f"{address} by {secure.version()}, with a certificate of this federation"
+
+
+def check_clock(trust: Path) -> str:
+    """Check that the server will take the times that this site signs."""
+    ahead = reach.seconds_ahead(trust)
+    if ahead is None:
+        return "the server does not tell its time, so set the clock here by a time server"
+    if ahead > members.AHEAD or ahead < -members.LATE + 5:
+        how = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
+        raise BadInput(f"the clock here is {how}, and the server refuses that; set it right, best by a time server")
+    return "agrees with the server's"
 
 
 def check_versions(trust: Path) -> str:

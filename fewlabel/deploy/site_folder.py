@@ -4,6 +4,7 @@ import shutil
 import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from fewlabel.core import schema, storage
 from fewlabel.core.errors import BadInput
@@ -11,6 +12,7 @@ from fewlabel.core.schema import Natural
 from fewlabel.deploy import keys, members
 
 FILE, KEY, ENROLMENT, SOCKET, STATE = "site.toml", "key", "enrolment.json", "socket", "state"
+UNREADABLE = "unreadable"
 LONGEST = 100  # bytes of a socket's path
 
 
@@ -25,6 +27,7 @@ class SiteConfig:
     modules: str = ""  # with your own methods or networks that this site trusts, separated by commas
     methods: str = ""  # that it has consented to, separated by commas; by default all that it knows
     terms: str = ""  # directory with the terms that it was given; by default those of each order
+    unreadable: Literal["fatal", "skip"] = "fatal"  # what to do about images that cannot be read
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,10 @@ def write(folder: Path, site: SiteFile) -> None:
     import tomli_w
 
     table = schema.plain(site)
-    table["place"] = {name: value for name, value in table["place"].items() if value != ""}
+    place = {name: value for name, value in table.pop("place").items() if value != ""}
+    if (unreadable := place.pop(UNREADABLE)) != SiteConfig.unreadable:
+        table["data"] = {UNREADABLE: unreadable}
+    table["place"] = place
     storage.write(folder / FILE, tomli_w.dumps(table).encode())
 
 
@@ -78,6 +84,14 @@ def read(folder: Path) -> SiteFile:
     except ValueError as error:
         raise BadInput(f"{folder / FILE} is not TOML: {error}") from None
     try:
-        return schema.read(SiteFile, table)
+        return schema.read(SiteFile, with_data(table))
     except BadInput as error:
         raise BadInput(f"{folder / FILE}: {error}") from None
+
+
+def with_data(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the table of site.toml with `data.unreadable`, its name in every other file, among those of its place."""
+    given, place = table.pop("data", {}), table.get("place")
+    if not isinstance(given, dict) or set(given) - {UNREADABLE}:
+        raise BadInput(f"[data] has one setting, {UNREADABLE}; where the images are is place.data")
+    return table if not isinstance(place, dict) or not given else {**table, "place": {**place, **given}}

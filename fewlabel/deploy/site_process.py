@@ -6,6 +6,8 @@ They talk through a Unix socket in the site's folder. Only names and bytes go th
 import json
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,6 +18,9 @@ from typing import Any
 from fewlabel.core.errors import FewLabelError
 
 Parts = dict[str, Any]  # of a message or a reply: bytes or texts by name
+BEAT = 2.0  # seconds between two signs of life
+NOT_DONE = {"refused": "refused", "failed": "not carried out"}
+ALIVE = "alive"  # a file beside the socket, whose time is the last sign of life
 
 
 def attempt(work: Callable[[], Parts]) -> Parts:
@@ -41,19 +46,39 @@ def ask(socket: Path, parts: Mapping[str, Any]) -> Parts:
             send(connection, parts)
             return receive(connection)
     except (FileNotFoundError, ConnectionRefusedError):
-        return {"failed": "its site process does not run; start it again at the site"}
+        return {"failed": "its site process does not run now; `fewlabel site join` starts it again"}
     except (OSError, EOFError):
-        return {"failed": "its site process ended before it had answered; start it again at the site"}
+        return {"failed": "its site process ended before it had answered; `fewlabel site join` starts it again"}
 
 
 def serve(reply: Callable[[Parts], Parts], socket: Path) -> None:
-    """Answer one message after the other by `reply`, until this process is ended."""
+    """Answer one message after the other by `reply`, until this process is ended. Log why there is no upload."""
     socket.unlink(missing_ok=True)
     os.umask(0o077)  # nobody else may connect, or read images that are decoded here
+    threading.Thread(target=beat, args=(socket.with_name(ALIVE),), daemon=True).start()
     with Listener(str(socket), "AF_UNIX") as listener:
         while True:
             with suppress(OSError, EOFError, ValueError), listener.accept() as connection:
-                send(connection, reply(receive(connection)))
+                made = reply(receive(connection))
+                for kind in ("refused", "failed"):
+                    if kind in made:
+                        print(f"fewlabel: an order was {NOT_DONE[kind]}: {made[kind]}", file=sys.stderr, flush=True)
+                send(connection, made)
+
+
+def beat(file: Path) -> None:
+    """Give signs of life: a process that is stopped, or that no thread of Python can run in, gives none."""
+    while True:
+        with suppress(OSError):
+            file.touch()
+        time.sleep(BEAT)
+
+
+def last_beat(socket: Path) -> int:
+    """Return a number that changes with each sign of life of the process at a socket."""
+    with suppress(OSError):
+        return socket.with_name(ALIVE).stat().st_mtime_ns
+    return 0
 
 
 def send(connection: "Connection[Any, Any]", parts: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fewlabel.deploy import keys, members, processes, superlink
+from fewlabel.deploy import keys, members, processes, superlink, waiting
 from fewlabel.deploy.submit import RUNS, last_round
 from fewlabel.engine import record
 
@@ -24,9 +24,11 @@ def status(folder: Path) -> dict[str, Any]:
     ]
     submitted = sorted((folder / RUNS).glob("*"), key=lambda path: path.stat().st_mtime)
     runs = {path.read_text(): path.name for path in submitted}  # of one that was resumed, the last submission
+    names = members.names(folder)
     listing = [
         {"run": number, "directory": directory, "round": last_round(Path(directory))}
         | {"state": "completed" if record.is_finished(Path(directory)) else states.get(number, "stopped")}
+        | {"waiting": waiting.text(waiting.read(Path(directory)), names) if states.get(number) == "running" else ""}
         for directory, number in runs.items()
     ]
     return {"name": about.name, "address": about.address, "process": process, "sites": sites, "runs": listing}

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewlabel.core.errors import BadInput, RunFailed
-from fewlabel.deploy import members, processes, superlink
+from fewlabel.deploy import members, processes, superlink, waiting
 from fewlabel.engine import record
 from fewlabel.experiment import Experiment
 from fewlabel.report.terminal import Rounds, tell
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 RUNS = "runs"  # folder with a file for each run that was submitted, which names its directory
 LOG = "flower.log"
+ROOM = 1 << 20  # bytes; on a disk with less, no log tells why a run ended
 
 
 # Before
@@ -68,16 +70,45 @@ def command(folder: Path, directory: Path) -> list[str]:
 
 
 def follow(folder: Path, directory: Path, experiment: Experiment) -> None:
-    """Submit a run. Show what it waits for, each round as it is written, and which sites gave no reply."""
-    lines, log = directory / record.ROUNDS, directory / LOG
-    seen, former, missing = checkpointed(directory), file_number(lines), MissingSites(folder)
+    """Submit a run and show it until it ends. If that is interrupted, end the run."""
+    seen, former, why = checkpointed(directory), file_number(directory / record.ROUNDS), ""
     number = str(superlink.run_json(folder, command(folder, directory.absolute()))["run-id"])
     (folder / RUNS).mkdir(exist_ok=True)
     (folder / RUNS / number).write_text(str(directory.absolute()))
     tell("submitted; Flower starts it, which takes some seconds")
+    with processes.interruptible():
+        try:
+            why = show(folder, directory, experiment, number, seen, former)
+        except BaseException as error:
+            until = time.monotonic() + 10
+            while at_its_end(directory, experiment) and time.monotonic() < until:
+                time.sleep(0.05)
+            if not isinstance(error, KeyboardInterrupt) or not record.is_finished(directory):  # or all is well
+                end(folder, directory, number)
+                error.add_note(f"to go on: {resume_command(folder, directory)}")
+                raise
+    refuse_unfinished(folder, directory, why)
+
+
+def show(
+    folder: Path,
+    directory: Path,
+    experiment: Experiment,
+    number: str,
+    seen: int,
+    former: int | None = None,
+    gathered: bool = False,
+) -> str:
+    """Show what a run waits for, each round after `seen` as it is written, and which sites gave no reply.
+
+    Return why it has ended before it was finished. `former` is the number of a file with rounds of an earlier
+    submission, which are not shown. Nor is who was there before the first round, if all that are needed have
+    `gathered`.
+    """
+    lines, log, names = directory / record.ROUNDS, directory / LOG, members.names(folder)
+    missing, late = MissingSites(names), waiting.News(directory, names)
     stream = [str(processes.BIN / "flwr"), "log", number, superlink.CONNECTION, "--stream"]
     with (
-        processes.interruptible(),
         log.open("ab") as written,
         log.open(errors="replace") as reader,
         Rounds(experiment, directory, pace=0) as screen,
@@ -98,7 +129,7 @@ def follow(folder: Path, directory: Path, experiment: Experiment) -> None:
                 for text in texts:
                     if text.startswith("fewlabel: "):
                         read += 1
-                        if read > shown:
+                        if read > shown and not gathered:
                             screen.say(text)
                             shown = read
                 if silent and not over:  # only the stream has ended, and a new one begins with the first line again
@@ -108,24 +139,80 @@ def follow(folder: Path, directory: Path, experiment: Experiment) -> None:
                     seen = line["round"]
                     for news in missing.news(line):
                         screen.say(f"fewlabel: {news}")
+                if news := late.news():
+                    screen.say(f"fewlabel: {news}")
                 time.sleep(0.2 * (not over))
-        except BaseException as error:
-            until = time.monotonic() + 10
-            while seen == experiment.rounds and not record.is_finished(directory) and time.monotonic() < until:
-                time.sleep(0.05)
-            if not isinstance(error, KeyboardInterrupt) or not record.is_finished(directory):  # or all is well
-                with suppress(RunFailed):
-                    superlink.flwr(folder, "stop", number)
-                # Without this it would compute on, for nobody.
-                processes.end(folder, using=directory.resolve() / record.LOCK)
-                error.add_note(f"to go on: {resume_command(folder, directory)}")
-                raise
         finally:
             streaming.terminate()
             streaming.wait()
+    return "" if record.is_finished(directory) else reason(directory, processes.read_from(log, began))
+
+
+def refuse_unfinished(folder: Path, directory: Path, why: str) -> None:
+    """Raise an error if a run has ended before it was finished."""
     if not record.is_finished(directory):
-        why = reason(processes.read_from(log, began))
         raise RunFailed(f"the run has ended: {why}; to go on: {resume_command(folder, directory)}")
+
+
+def at_its_end(directory: Path, experiment: Experiment) -> bool:
+    """Return True if all rounds of a run are written, and its summary will be in a moment."""
+    return last_round(directory) == str(experiment.rounds) and not record.is_finished(directory)
+
+
+def end(folder: Path, directory: Path, number: str | None) -> None:
+    """End a run. Without the second step it would compute on, for nobody."""
+    if number is not None:
+        with suppress(RunFailed):
+            superlink.flwr(folder, "stop", number)
+    processes.end(folder, using=directory.resolve() / record.LOCK)
+    waiting.write(directory, [])
+
+
+# A run that goes on
+
+
+def number_of(folder: Path, directory: Path) -> str | None:
+    """Return Flower's number of the last submission of a run, or None if it was never submitted here."""
+    wanted = str(directory.absolute())
+    found = [path for path in (folder / RUNS).glob("*") if path.read_text() == wanted]
+    return max(found, key=lambda path: path.stat().st_mtime).name if found else None
+
+
+def goes_on(folder: Path, directory: Path) -> str | None:
+    """Return Flower's number of a run that is under way, or None if it is not."""
+    number = number_of(folder, directory)
+    if number is None or record.is_finished(directory) or processes.process_using(folder) is None:
+        return None
+    if not record.is_in_use(directory) and is_over(folder, number):  # Flower is only asked before the run has begun
+        return None
+    return number
+
+
+def attach(folder: Path, directory: Path, experiment: Experiment, number: str) -> bool:
+    """Show a run that goes on, until it ends or Ctrl-C. Return True if it has ended well; Ctrl-C leaves it running."""
+    whole = shlex.quote(str(directory))
+    done = last_round(directory)
+    where = f"round {done} of {experiment.rounds} is done" if done != "0" else "no round is done yet"
+    tell(f"{directory} goes on, {where}; Ctrl-C leaves it running, and `fewlabel federation cancel {whole}` ends it")
+    why = ""
+    try:
+        with processes.interruptible():
+            why = show(folder, directory, experiment, number, int(done), gathered=done != "0")
+    except KeyboardInterrupt:
+        if not record.is_finished(directory):
+            tell(f"{directory} goes on; to see it again: fewlabel federation attach {whole}")
+            return False
+    refuse_unfinished(folder, directory, why)
+    return True
+
+
+def cancel(folder: Path, directory: Path) -> bool:
+    """End a run that goes on, whoever submitted it. Return True if there was something to end."""
+    number = goes_on(folder, directory)
+    found = number is not None or record.is_in_use(directory)
+    if found:
+        end(folder, directory, number)
+    return found
 
 
 def is_over(folder: Path, number: str) -> bool:
@@ -168,17 +255,28 @@ def resume_command(folder: Path, directory: Path) -> str:
     return shlex.join(["fewlabel", "federation", "run", str(folder), "--resume", str(directory)])
 
 
-def reason(output: str) -> str:
-    """Return FewLabel's own sentence in what a run printed at its end, or else Flower's last error."""
-    found = [line for line in output.splitlines() if line.startswith("fewlabel.")]
-    return found[-1].partition(": ")[2] if found else processes.last_error(output)
+def reason(directory: Path, output: str) -> str:
+    """Return FewLabel's own sentence in what a run printed at its end, or else what is known, and Flower's last error.
+
+    On a full disk the log breaks off before that sentence.
+    """
+    lines = [line for line in output.splitlines() if not line.startswith(("{", "fewlabel: "))]  # rounds and news
+    if found := [line for line in lines if line.startswith("fewlabel.")]:
+        return found[-1].partition(": ")[2]
+    if shutil.disk_usage(directory).free < ROOM:
+        return f"the disk of {directory} is full; make room"
+    log = directory / LOG
+    if not any(line.startswith("ERROR") for line in lines):
+        return "somebody cancelled it, or its SuperLink ended; the terminal of `federation serve` says if that was so"
+    words = processes.last_error("\n".join(lines))
+    return f"Flower ended it, for a reason that FewLabel does not know (Flower's words: {words}; all of them: {log})"
 
 
 class MissingSites:
     """The sites that were asked and gave no reply that can be used."""
 
-    def __init__(self, folder: Path) -> None:
-        self.names = {member.client: f" '{member.name}'" for member in members.members(folder)}
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self.names = names
         self.why: dict[Any, str] = {}
 
     def news(self, line: Mapping[str, Any]) -> Iterator[str]:
@@ -190,8 +288,8 @@ class MissingSites:
                 now[failure] = failure, failure
             else:
                 client, why = failure["client"], failure["why"]
-                name = self.names.get(client, "")
-                now[client] = why, f"client {client}{name} gave no reply in round {line['round']}: {why}"
+                name = members.called(self.names, client)
+                now[client] = why, f"{name} gave no reply in round {line['round']}: {why}"
         for client, (why, text) in now.items():
             if self.why.get(client) != why:
                 yield text

@@ -18,6 +18,7 @@ from fewlabel.report.terminal import tell
 LINK, GATEWAY = "superlink", "gateway"  # the two programs
 CONNECTION = "here"  # Flower's name for the connection
 HOME, DATABASE = "flower", "link.db"
+RESTARTS = 3  # of the programs within a minute
 HEARTBEATS = 2  # of a node that may be missing before it counts as gone
 
 Address = tuple[str, int]
@@ -55,22 +56,37 @@ def address_text(address: Address) -> str:
 
 
 def serve(programs: processes.Programs, commands: dict[str, list[str]], outside: Address, inside: Address) -> None:
-    """Serve a federation until Ctrl-C, or until one of its programs ends."""
+    """Serve a federation until Ctrl-C. Start one of its programs again if it dies."""
     folder, insecure, (host, port) = programs.folder, GATEWAY not in commands, outside
+    near = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+
+    def start(name: str) -> None:
+        programs.start(name, commands[name])
+        if name == LINK:
+            programs.wait_for(LINK, *inside)
+            register(folder)
+        else:
+            programs.wait_for(GATEWAY, near, port)
+
     with suppress(KeyboardInterrupt), processes.interruptible(), programs.cleaned_up():
         processes.refuse_taken(host, port)
         connect(folder, inside, insecure)
-        programs.start(LINK, commands[LINK])
-        programs.wait_for(LINK, *inside)
-        register(folder)
-        if not insecure:
-            programs.start(GATEWAY, commands[GATEWAY])
-            programs.wait_for(GATEWAY, "127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
+        for name in commands:
+            start(name)
         how = " without TLS and keys" * insecure
         tell(f"serving at {host}:{port}{how}; press Ctrl-C to end it; logs are in {folder}")
-        while (gone := programs.first_ended()) is None:
+        deaths: list[float] = []
+        while True:
+            if (gone := programs.first_ended()) is not None:
+                deaths = [when for when in deaths if time.monotonic() - when < 60] + [time.monotonic()]
+                what = f"the {gone} has ended: {programs.how_ended(gone)}"
+                if len(deaths) > RESTARTS:
+                    raise RunFailed(f"{what}; that happened again and again; mend it, serve again, then resume the run")
+                tell(f"{what}; it is started again")
+                start(gone)
+                lost = "; a run that was under way has ended, and can be resumed" * (gone == LINK)
+                tell(f"serving again{lost}")
             time.sleep(0.5)
-        raise RunFailed(f"the {gone} has ended: {programs.last_error(gone)}; serve again, then resume the run")
 
 
 # Asking
@@ -104,12 +120,17 @@ def flwr(folder: Path, *arguments: str) -> dict[str, Any]:
 
 def run_json(folder: Path, command: list[str]) -> dict[str, Any]:
     done = subprocess.run(command, env=environment(folder), capture_output=True, text=True)
+    said = done.stderr or done.stdout
     with suppress(ValueError):
         answer: dict[str, Any] = json.loads(done.stdout)
         if answer.get("success"):
             return answer
-        raise RunFailed(f"Flower refuses: {answer.get('error-message', done.stdout)}")
-    raise RunFailed(f"Flower failed: {' '.join((done.stderr or done.stdout).split())[-300:]}")
+        said = str(answer.get("error-message", done.stdout))
+    what = " ".join(["flwr", *command[1:3]])
+    raise RunFailed(
+        f"Flower's command `{what}` failed, so nothing was changed; is the federation served, and the disk not full? "
+        f"(Flower's words: {processes.last_error(said)})"
+    )
 
 
 def register(folder: Path) -> None:

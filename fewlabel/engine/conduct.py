@@ -43,7 +43,7 @@ class Judged:
 
 
 class Judge:
-    """Judges updates by an experiment's settings. `names` are those of clients, where they are known."""
+    """Judges updates by an experiment's settings. `names` are what people call clients, in quotes."""
 
     def __init__(self, settings: Clients, names: Mapping[int, str]) -> None:
         self.settings, self.names = settings, names
@@ -61,7 +61,7 @@ class Judge:
         """Name a client. If its update is left out, that counts against it."""
         if any((client, task, did) == (one["client"], one["task"], one["did"]) for one in self.suspects):
             return  # a client may be asked several times in a round
-        known = {"name": self.names[client]} if client in self.names else {}
+        known = {"name": self.names[client].strip("'")} if client in self.names else {}
         self.suspects.append({"client": client, **known, "task": task, "why": why, "did": did})
         before = self.conduct.strikes.get(client, ())
         if did != "left out" or self.round in before:
@@ -206,7 +206,8 @@ class Lost:
             if needed and all(client.id in lost or judge.excludes(client.id) for client in needed):
                 client = needed[0].id
                 why = lost.get(client, "it is excluded")
-                what = f"in round {round} the last {who} was lost (client {client}: {why})"
+                name = judge.names.get(client, f"client {client}")
+                what = f"in round {round} the last {who} was lost ({name}: {why})"
                 raise TooFewReplies(f"{what}; have one join, then resume")
 
 

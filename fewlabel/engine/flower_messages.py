@@ -15,6 +15,20 @@ class NoReply(FewLabelError):
     """An error that Flower sends instead of a site's reply."""
 
 
+class TooLate(NoReply):
+    """A site that was silent until its deadline."""
+
+
+# What Flower's errors mean to people.
+MEANING = {
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "its FewLabel could not be started; the site's supernode.log says why",
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "its FewLabel failed; the site's supernode.log says why",
+    ErrorCode.NODE_UNAVAILABLE: "it is no longer connected",
+    ErrorCode.CLIENT_APP_CRASHED: "its process ended before it had answered; the site's supernode.log may say why",
+    ErrorCode.INVALID_FAB: "it refuses to run code of another FewLabel; both sides need the same version",
+}
+
+
 def send(grid: Grid, node: int, ttl: float, kind: str, group: str, **parts: bytes | None) -> str | None:
     """Send a node the parts of a message. Return the id of the message, or None if it cannot be sent."""
     record = ConfigRecord({name: part for name, part in parts.items() if part is not None})
@@ -39,8 +53,10 @@ def upload_of(reply: Message, limit: int) -> bytes | None:
     """Return the upload in a site's reply. Raise an error with the reason if there is none, or if it is too large."""
     if reply.has_error():
         if reply.error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
-            raise NoReply("no reply came before the deadline")
-        raise NoReply(f"Flower says: {printable(reply.error.reason or str(reply.error.code))}")
+            raise TooLate("no reply came before the deadline")
+        theirs = printable(reply.error.reason or str(reply.error.code))
+        meaning = MEANING.get(reply.error.code, "Flower could not bring its reply")
+        raise NoReply(f"{meaning} (Flower's words: {theirs.rstrip('.')})")
     found = reply.content.get(RECORD)
     if not isinstance(found, ConfigRecord):
         raise BadInput("its reply is not one of fewlabel's")

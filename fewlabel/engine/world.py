@@ -33,7 +33,7 @@ class World:
     dataset: datasets.Dataset
     partition: Partition
     tested: tuple[int, ...] = ()  # clients on other machines that have test images
-    names: Mapping[int, str] = field(default_factory=dict)  # of clients on other machines
+    names: Mapping[int, str] = field(default_factory=dict)  # what people call clients on other machines
 
     @classmethod
     def open(cls, directory: Path) -> "World":

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,9 @@ from tests.deploy.test_submit import stand_in
 from tests.flower_processes import free_ports, until
 from tests.hosts import Host, hosts, permitted
 
-COMMANDS = [f"federation {name}" for name in ("init", "enrol", "remove", "serve", "run", "status", "stop")]
+COMMANDS = [
+    f"federation {name}" for name in ("init", "enrol", "remove", "serve", "run", "attach", "cancel", "status", "stop")
+]
 COMMANDS += [f"site {name}" for name in ("init", "check", "join", "leave")]
 TERMS = {"classes": ["cat", "dog"], "channels": 1, "image_size": 16, "mean": [0.5], "std": [0.25]}
 FLAGS = ["--classes", "cat,dog", "--image-size", "16", "--mean", "0.5", "--std", "0.25"]
@@ -250,11 +253,11 @@ class Session:
         paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
-    def set_up(self, sites: int, rounds: int) -> int:
+    def set_up(self, sites: int, rounds: int, more: str = "") -> int:
         """Create a federation, and a site for each client. Return the port at which sites will reach it."""
         (self.folder / "e.toml").write_text(
             f'method = "labels-only"\nrounds = {rounds}\nseed = 5\nmodel = "tests.nets:tiny"\n'
-            f'[data]\nname = "digits"\nimage_size = 16\n[clients]\ncount = {sites}\nalpha = 2.0\n'
+            f'[data]\nname = "digits"\nimage_size = 16\n[clients]\ncount = {sites}\nalpha = 2.0\n{more}'
         )
         (port,) = free_ports(1)
         address = f"{self.hosts[0].address if self.hosts else '127.0.0.1'}:{port}"
@@ -322,7 +325,7 @@ def test_three_sites(tmp_path: Path, machines: list[Host]) -> None:
         session.begin("serve", "federation serve fed", "serving at")
         for n in (1, 2):
             session.run(f"federation enrol fed site-{n}/enrolment.json")
-        assert session.run("site check site-0").count("ok ") == 6
+        assert session.run("site check site-0").count("ok ") == 8
         for n in range(3):
             session.begin(f"join{n}", f"site join site-{n} --yes", f"joined as client {n} of 'fed'")
         # What others reach: of the coordinator the gateway alone, of a site nothing.
@@ -380,7 +383,7 @@ def test_sites_come_and_go(tmp_path: Path) -> None:
         assert session.left.pop("join0").wait(60) == 0
         assert session.left.pop("run").wait(240) == 3
         assert "2 of 2 sites are there" in session.said("run")
-        assert "the last site with labels was lost (client 0: " in session.said("run")
+        assert "the last site with labels was lost ('s0': " in session.said("run")
         done = submit.checkpointed(tmp_path / "run")
         status = session.run("federation status fed")
         assert "client 0 's0': not connected for " in status
@@ -408,3 +411,53 @@ def test_sites_come_and_go(tmp_path: Path) -> None:
     assert [processes.marked(tmp_path / name) for name in ("fed", "site-0", "site-1")] == [[]] * 3
     assert "Traceback" not in (fed / "gateway.log").read_text()
     assert "images trained on" not in session.run("show run")
+
+
+@pytest.mark.slow
+def test_faults_that_mend_themselves(tmp_path: Path) -> None:
+    """A site's process hangs, the coordinator's terminal is lost, its SuperLink is killed: each is told and mended."""
+    session = Session(tmp_path)
+    session.set_up(sites=2, rounds=60, more='[labels]\nat = "every-client"\nfraction = 0.5\n')
+    try:
+        session.begin("serve", "federation serve fed", "serving at")
+        session.run("federation enrol fed site-1/enrolment.json")
+        for n in range(2):
+            session.begin(f"join{n}", f"site join site-{n} --yes", f"joined as client {n} of 'fed'")
+        session.begin("run", "federation run fed e.toml --data sites --out run", "round 1/60")
+        os.kill(process_of(tmp_path / "site-1", b"answer"), signal.SIGSTOP)
+        session.until_said("join1", "the site-process has given no sign of life for 30 s, so it is ended and started")
+        session.until_said("run", "fewlabel: waiting for 's1', 1")
+        session.until_said("run", "fewlabel: 's1' gave no reply in round ")
+        session.until_said("run", "fewlabel: all sites that were asked replied in round ")
+
+        session.left["run"].kill()
+        session.left.pop("run").wait(60)
+        session.begin("again", "federation run fed --resume run", "Ctrl-C leaves it running")
+        session.until_said("again", "\nround ")
+        session.left["again"].send_signal(signal.SIGHUP)
+        assert session.left.pop("again").wait(60) == 0
+        assert "run goes on; to see it again: fewlabel federation attach run" in session.said("again")
+
+        session.begin("attached", "federation attach run", "\nround ")
+        os.kill(process_of(tmp_path / "fed", b"--enable-supernode-auth"), 9)
+        session.until_said("serve", "the superlink has ended: it was killed by SIGKILL")
+        session.until_said("serve", "serving again; a run that was under way has ended, and can be resumed")
+        assert session.left.pop("attached").wait(120) == 3
+        assert "the run has ended: " in session.said("attached")
+        assert "does not go on; to resume it: " in session.run("federation attach run", 2)
+
+        session.begin("resumed", "federation run fed --resume run", "\nround ")
+        assert "run has ended; to resume it: " in session.run("federation cancel run")
+        assert session.left.pop("resumed").wait(120) == 3
+        assert "run does not go on; to resume it: " in session.run("federation cancel run")
+    finally:
+        session.end()
+    assert [processes.marked(tmp_path / name) for name in ("fed", "site-0", "site-1")] == [[]] * 3
+
+
+def process_of(folder: Path, word: bytes) -> int:
+    """The process of a folder that has this word in its command."""
+    (found,) = [
+        pid for pid in processes.marked(folder) if word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    ]
+    return found

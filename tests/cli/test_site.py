@@ -7,6 +7,8 @@ import stat
 import sys
 import threading
 import tomllib
+from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
-from fewlabel.deploy import members
+from fewlabel.deploy import join, members, processes, site_folder
 from tests.cli.test_federation import FLAGS
 from tests.conftest import Command
 from tests.deploy.federated import grey
@@ -102,7 +104,7 @@ def checked(fewlabel: Command) -> dict[str, str]:
         if line.startswith("failed")
     )
     assert found.code == (2 if wrong else 0)
-    assert found.out.count("\n") == 6
+    assert found.out.count("\n") == 8
     return wrong
 
 
@@ -111,7 +113,8 @@ def test_everything_that_is_wrong_has_a_line_of_its_own(images: Path, fewlabel: 
     assert "ok      data: 2 images with a label and 1 without, of 1 of 2 classes, read at 16x16" in (
         fewlabel("site", "check").out
     )
-    assert checked(fewlabel) == {"connection": "127.0.0.1:9 does not answer: Connection refused"}
+    away = "127.0.0.1:9 does not answer: Connection refused"
+    assert checked(fewlabel) == {"connection": away, "clock": away}
     site = tmp_path / "site"
     grey(images / "horse" / "4.png", 4)
     (site / "state").chmod(0o755)
@@ -120,7 +123,7 @@ def test_everything_that_is_wrong_has_a_line_of_its_own(images: Path, fewlabel: 
     about = json.loads((site / "trust" / "federation.json").read_text())
     (site / "trust" / "federation.json").write_text(json.dumps(about | {"version": "9.9"}))
     wrong = checked(fewlabel)
-    assert list(wrong) == ["data", "disk", "key", "certificate", "connection", "versions"]
+    assert list(wrong) == ["data", "disk", "key", "certificate", "connection", "clock", "versions"]
     assert "has images of 'horse', which is no class of this federation; it has cat, dog" in wrong["data"]
     assert wrong["disk"].endswith(f"forbid it by: chmod 700 {site}/state")
     assert wrong["key"].endswith(f"forbid it by: chmod 600 {site}/key")
@@ -146,29 +149,82 @@ def test_commands_are_shown_with_tls_and_a_key_unless_told_otherwise(
     assert "--auth-supernode-private-key" not in node
 
 
-def test_a_site_does_not_join_at_who_is_not_the_federations_server(
-    images: Path, fewlabel: Command, tmp_path: Path
+def test_a_site_tries_again_at_who_is_not_the_federations_server_and_says_why(
+    images: Path,
+    fewlabel: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Something between may stand in the server's place for a while. Here it is a server without TLS."""
     assert fewlabel(*INIT).code == 0
+    monkeypatch.setattr(join, "PAUSE", 0.1)
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         path = tmp_path / "site" / "trust" / "federation.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"address": f"127.0.0.1:{port}"}))
 
         def answer() -> None:
-            with other.accept()[0] as caller:
-                caller.recv(1 << 16)
-                caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            with suppress(OSError):
+                while True:
+                    with other.accept()[0] as caller:
+                        caller.recv(1 << 16)
+                        caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         threading.Thread(target=answer, daemon=True).start()
-        found = fewlabel("site", "join", "--yes")
-    assert (found.code, found.err) == (
-        2,
-        f"fewlabel: 127.0.0.1:{port} is not the server of this federation: it does not speak TLS, as if served with "
-        "--insecure\n",
-    )
+        programs = processes.Programs(tmp_path / "site", {})
+        reachable = partial(join.check_server, tmp_path / "site" / "trust")
+        monkeypatch.setattr(join.time, "sleep", sleep)
+        with pytest.raises(KeyboardInterrupt):
+            join.start_node(programs, [sys.executable, "-c", "raise SystemExit(9)"], reachable)
+        monkeypatch.undo()
+    assert waits == [0.1, 0.2, 0.4]
+    why = "is not the server of this federation: it does not speak TLS, as if served with --insecure"
+    assert capsys.readouterr().err.count(f"fewlabel: 127.0.0.1:{port} {why}; the next attempt is in ") == 3
+
+
+def test_a_site_does_not_join_where_a_check_fails(images: Path, fewlabel: Command, tmp_path: Path) -> None:
+    assert fewlabel(*INIT).code == 0
+    (tmp_path / "site" / "state").chmod(0o755)
+    found = fewlabel("site", "join", "--yes")
+    assert found.code == 2
+    assert found.err.startswith(f"fewlabel: disk: others may look into {tmp_path}/site/state; forbid it by: chmod 700")
+    (tmp_path / "site" / "state").chmod(0o700)
+    about = tmp_path / "site" / "trust" / "federation.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"version": "9.9"}))
+    assert "fewlabel: versions: FewLabel is" in fewlabel("site", "join", "--yes").err
     (tmp_path / "site" / "trust" / "ca.pem").write_text("none")
-    assert fewlabel("site", "join", "--yes").err.endswith("ca.pem is no certificate\n")
+    assert "ca.pem is no certificate" in fewlabel("site", "join", "--yes").err
+
+
+def test_images_that_cannot_be_read_are_refused_or_left_out(images: Path, fewlabel: Command, tmp_path: Path) -> None:
+    assert fewlabel(*INIT).code == 0
+    (images / "dog" / "4.png").write_bytes(b"no image")
+    wrong = checked(fewlabel)["data"]
+    assert "at least 1 of 4 images cannot be read, such as dog/4.png" in wrong
+    assert "leave them out by data.unreadable = 'skip'" in wrong
+    answer = fewlabel("site", "answer")  # which `site join` starts
+    assert (answer.code, "cannot be read" in answer.err) == (2, True)
+    file = tmp_path / "site" / "site.toml"
+    with file.open("a") as more:
+        more.write('\n[data]\nunreadable = "skip"\n')
+    assert set(checked(fewlabel)) == {"connection", "clock"}
+    assert "2 images with a label and 1 without (1 of 4 images cannot be read and are left out)" in (
+        fewlabel("site", "check").out
+    )
+    read = site_folder.read(tmp_path / "site")
+    site_folder.write(tmp_path / "site", read)
+    assert tomllib.loads(file.read_text())["data"] == {"unreadable": "skip"}
+    assert site_folder.read(tmp_path / "site") == read
+    file.write_text(file.read_text().replace("skip", "hide"))
+    assert "place.unreadable" in fewlabel("site", "check").err
 
 
 def test_nobody_joins_without_consent_to_what_leaves(images: Path, fewlabel: Command, tmp_path: Path) -> None:

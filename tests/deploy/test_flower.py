@@ -296,11 +296,11 @@ def test_whoever_waits_is_told_which_sites_are_there(fedavg, tmp_path):
     whole, data = fedavg
     here, said = local_grid(data, tmp_path / "state"), []
     here.configs[7003] = here.configs[7003] | {"methods": "fedirm"}
-    with pytest.raises(RunFailed, match=r"3 of 4 sites were there after 0\.5 s; node 7003 is refused"):
+    with pytest.raises(RunFailed, match=r"3 of 4 sites were there after 0\.5 s; a site .* is refused"):
         serve(here, federate(whole, data, tmp_path / "run", patience=0.5), say=said.append)
     assert said == [
-        "3 of 4 sites are there; waiting for client 3; node 7003 is refused: it refused: this site takes part in "
-        "fedirm, and fedavg sends something else"
+        "3 of 4 sites are there; waiting for client 3; a site without a member's key (Flower's node 7003) is refused: "
+        "it refused: this site takes part in fedirm, and fedavg sends something else"
     ]
 
 
@@ -341,7 +341,7 @@ def test_two_nodes_of_one_identity_are_refused(fedavg, tmp_path):
     whole, data = fedavg
     twins = local_grid(data, tmp_path / "state")
     twins.configs[8000] = twins.configs[7001]
-    with pytest.raises(Absent, match="nodes 7001 and 8000 both say that they are client 1; stop one of them"):
+    with pytest.raises(Absent, match="2 sites say that they are client 1; stop all but one of them"):
         serve(twins, federate(whole, data, tmp_path / "run", patience=0.5))
 
 
@@ -359,7 +359,7 @@ def test_a_node_is_no_other_client_than_the_one_that_its_key_was_enrolled_for(fe
     whole, data = fedavg
     here = local_grid(data, tmp_path / "state")
     here.configs[7001] = here.configs[7003]
-    why = r"3 of 4 sites .*; node 7001 is refused: it claims to be client 3, and its key is that of client 1; start"
+    why = r"3 of 4 sites .*; 'site 1' is refused: it claims to be client 3, and its key is that of 'site 1'; start"
     with pytest.raises(RunFailed, match=why):
         serve(here, federate(whole, data, tmp_path / "run", patience=0.5, members=str(four)))
 
@@ -394,7 +394,10 @@ def test_a_site_that_cannot_take_part_is_named_and_its_paths_stay_its_own(fedavg
     whole, data = fedavg
     here = local_grid(data, tmp_path / "state")
     here.configs[7002] = here.configs[7002] | {"data": "/secret/path"}
-    with pytest.raises(RunFailed, match=r"3 of 4 sites were there after 0.5 s; node 7002 is refused: its task") as told:
+    with pytest.raises(
+        RunFailed,
+        match=r"3 of 4 sites were there after 0.5 s; a site .* is refused: its task",
+    ) as told:
         serve(here, federate(whole, data, tmp_path / "run", patience=0.5))
     assert "secret" not in str(told.value)
     assert "there is no file or folder /secret/path" in capfd.readouterr().err

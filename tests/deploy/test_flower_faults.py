@@ -163,7 +163,7 @@ def test_a_killed_node_costs_a_deadline_at_most_then_nothing_and_takes_part_agai
     returned = time.monotonic() - back
     running.wait(600)
     found = read_rounds(run)
-    why = r"it was silent for 50 s|no reply came before the deadline|Flower says: .*Node Unavailable.*"
+    why = r"it was silent for 50 s|no reply came before the deadline|it is no longer connected .*Node Unavailable.*"
     assert found[1]["failures"][0]["client"] == 2
     assert re.fullmatch(
         why, found[1]["failures"][0]["why"]
@@ -202,7 +202,7 @@ def test_a_site_process_that_dies_is_a_failure_with_a_reason_and_its_site_works_
     returned = time.monotonic() - back
     running.wait(600)
     found = read_rounds(run)
-    why = "its task failed: its site process ended before it had answered; start it again at the site"
+    why = "its task failed: its site process ended before it had answered; `fewlabel site join` starts it again"
     assert found[1]["failures"] == [{"client": 1, "task": "local_update", "why": why}]
     assert found[-1]["replies"] == 3
     told(run, noticed_after=noticed, back_in_a_round_after=returned)

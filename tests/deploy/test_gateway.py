@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import resource
 import signal
 import socket
@@ -9,11 +10,13 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -291,8 +294,8 @@ def test_a_member_has_no_more_under_way_than_one_message_may_have_and_all_have_a
     until(lambda: other.say(BIG % (1 << 30)) == b"")
 
 
-def test_one_address_or_member_cannot_take_all_connections(another, guarded):
-    other = another("EACH = 3; gateway.FIRST = 600")
+def test_strangers_or_one_member_cannot_take_all_connections(another, guarded):
+    other = another("EACH = gateway.STRANGERS = 3; gateway.FIRST = 600")
     call = b"POST " + FLEET + HEAD
     with ExitStack() as stack:
 
@@ -525,6 +528,53 @@ def test_strangers_who_say_nothing_leave_files_and_places_to_members(another, gu
         with other.client() as client:
             assert client.post(FLEET.decode(), content=b"x").status_code == 200
     assert len(other.log.read_text().splitlines()) == 1
+
+
+def test_strangers_who_come_back_again_and_again_keep_no_member_out_behind_their_address(another, guarded):
+    """More of them than there are places, each of which connects again as soon as it is cut off."""
+    other, going = another("FIRST = 600; gateway.STRANGERS = 20"), threading.Event()
+
+    def stall() -> None:
+        while not going.is_set():
+            with suppress(OSError), socket.create_connection(("127.0.0.1", other.port), 30) as connection:
+                connection.settimeout(1)
+                connection.recv(1)
+            time.sleep(0.5)
+
+    stalled = [threading.Thread(target=stall) for _ in range(25)]
+    for one in stalled:
+        one.start()
+    try:
+        until(lambda: psutil.Process(other.process.pid).num_fds() > 20)
+        for _ in range(5):
+            with other.client() as client:
+                assert client.post(FLEET.decode(), content=b"x").status_code == 200
+    finally:
+        going.set()
+        for one in stalled:
+            one.join()
+
+
+def test_one_address_does_not_push_out_another(another, guarded):
+    other = another("FIRST = 600; gateway.STRANGERS = 5")
+    with ExitStack() as stack:
+        slow = stack.enter_context(other.connect())  # begins before the crowd of another address, and goes on after it
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(("127.0.0.1", other.port), 30, ("127.0.0.2", 0)))
+        stack.enter_context(other.connect())  # when this is served, so were those before it
+        slow.sendall(other.signed(b"POST " + FLEET + HEAD))
+        assert rest(slow).endswith(b"hi")
+
+
+def test_a_head_that_comes_at_once_has_the_same_limit_as_one_in_pieces(guarded):
+    long = b"POST " + FLEET + b" HTTP/1.1\r\nhost: a\r\nx-long: " + b"x" * 20_000 + b"\r\ncontent-length: 2\r\n\r\nhi"
+    assert b" 431 " in guarded.say(long)
+
+
+def test_a_refusal_tells_the_time(guarded):
+    """By which a site compares its clock with the server's."""
+    (date,) = re.findall(rb"\r\ndate: (.*?)\r\n", guarded.say(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"))
+    assert abs((keys.now() - parsedate_to_datetime(date.decode())).total_seconds()) < 60
 
 
 def test_nobody_can_fill_the_log(another, guarded):

@@ -1,12 +1,16 @@
 """A site's folder is read as it was set up, and a site that joins waits for a server that does not let it in yet."""
 
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from fewlabel.core.errors import BadInput
+from fewlabel.core.errors import BadInput, RunFailed
 from fewlabel.deploy import join, processes, site_folder
+from fewlabel.deploy.site_process import ask, last_beat
+from tests.flower_processes import until
 
 # As FewLabel 0.1 wrote it.
 OLD = """\
@@ -71,3 +75,66 @@ def test_a_site_is_patient_from_the_first_refusal_on(
     waiting, refused = capsys.readouterr().err.splitlines()
     assert waiting == "fewlabel: waiting for the server to answer; press Ctrl-C to give up"
     assert refused.startswith("fewlabel: the server still counts this site as connected, or does not know its key; ")
+
+
+def test_a_node_that_ends_is_started_again_with_growing_pauses_whatever_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(join, "PAUSE", 0.05)
+    programs = processes.Programs(tmp_path, {})
+    code = NODE.replace("[code: 2004] Failed to activate SuperNode.", "[SSL: CERTIFICATE_VERIFY_FAILED] no")
+    with programs.cleaned_up():
+        join.start_node(programs, [sys.executable, "-c", code])
+    told = capsys.readouterr().err
+    assert "Flower's node has ended: its last words: [SSL: CERTIFICATE_VERIFY_FAILED] no" in told
+    assert "the next attempt is in " in told
+
+
+def test_a_member_that_is_refused_by_name_is_not_let_in_later_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "print('ERROR: [code: 412] it was removed from the federation')"
+    programs = processes.Programs(tmp_path, {})
+    with programs.cleaned_up(), pytest.raises(RunFailed, match="does not let this site in: it was removed"):
+        join.start_node(programs, [sys.executable, "-c", code])
+
+
+ANSWERS = """
+import sys
+from pathlib import Path
+from fewlabel.deploy import site_process
+site_process.BEAT = 0.1
+site_process.serve(lambda parts: {"refused": "no " + parts["order"]}, Path(sys.argv[1]))
+"""
+
+
+def test_a_process_that_is_stopped_is_found_and_ended_and_one_at_work_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(join, "HUNG", 2.0)
+    socket = tmp_path / site_folder.SOCKET
+    programs = processes.Programs(tmp_path, {"PYTHONPATH": os.pathsep.join(sys.path)})
+    command = [sys.executable, "-c", ANSWERS, str(socket)]
+    with programs.cleaned_up():
+        join.start_process(programs, command)
+        programs.start(join.NODE, [sys.executable, "-c", "import time; time.sleep(999)"])
+        hangs, words = join.Hangs(programs), join.Words(programs.log(join.PROCESS))
+        first = last_beat(socket)
+        until(lambda: hangs.end() or last_beat(socket) != first)
+        assert programs.first_ended() is None
+
+        assert ask(socket, {"order": "way"}) == ask(socket, {"order": "way"}) == {"refused": "no way"}
+        until(lambda: words.tell() or words.told)
+        assert capsys.readouterr().err == "fewlabel: an order was refused: no way\n"
+
+        programs.started[join.PROCESS].send_signal(signal.SIGSTOP)
+        until(hangs.end)
+        assert programs.first_ended() == join.PROCESS
+        assert "has given no sign of life for 2 s, so it is ended and started again" in capsys.readouterr().err
+        join.start_process(programs, command)
+        assert ask(socket, {"order": "way"}) == {"refused": "no way"}
+
+        monkeypatch.setattr(join, "LOOK", 0.1)
+        programs.started[join.NODE].send_signal(signal.SIGSTOP)
+        until(lambda: hangs.end() or programs.first_ended() == join.NODE)
+        assert programs.started[join.PROCESS].poll() is None

@@ -168,7 +168,7 @@ def test_a_node_is_admitted_as_the_client_of_its_key_alone(folder, tmp_path):
     )
     assert members.clients_by_node(folder) == {13296509793928455766: 0}
     members.check_client(folder, 13296509793928455766, 0)
-    with pytest.raises(BadInput, match="claims to be client 1, and its key is that of client 0"):
+    with pytest.raises(BadInput, match="claims to be client 1, and its key is that of 'north'"):
         members.check_client(folder, 13296509793928455766, 1)
     with pytest.raises(BadInput, match="claims to be client 1, and its key is not enrolled"):
         members.check_client(folder, 7, 1)

@@ -147,7 +147,8 @@ def test_what_comes_and_what_leaves_is_logged_even_if_it_is_a_refusal(tmp_path):
 
 def test_what_a_site_process_answers_is_logged_as_well(tmp_path):
     socket, reply = tmp_path / "socket", partial(site.reply, config(tmp_path))
-    assert site_process.ask(socket, parts()) == {"failed": "its site process does not run; start it again at the site"}
+    why = "its site process does not run now; `fewlabel site join` starts it again"
+    assert site_process.ask(socket, parts()) == {"failed": why}
     threading.Thread(target=site_process.serve, args=(reply, socket), daemon=True).start()
     while not socket.exists():
         time.sleep(0.01)

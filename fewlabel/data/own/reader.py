@@ -60,7 +60,9 @@ def read_parts(
     kept = np.array([conflicting == "keep" or digest not in several for digest in digests])
     if not drawn:
         refuse_shared(listing, list(compress(items, kept)), list(compress(digests, kept)))
-    notes = (about_conflicts(listing, several, int((~kept).sum())),) if several else ()
+    notes = [about_conflicts(listing, several, int((~kept).sum()))] if several else []
+    if left_out := len(listing.items) - len(items):
+        notes.append(f"{left_out} of {len(listing.items)} images cannot be read and are left out")
     group, parts = groups_of(items, digests), {}
     for split in listing.splits or [""]:
         rows = np.array([row for row, item in enumerate(items) if item.split == split])
@@ -78,7 +80,7 @@ def read_parts(
             clients=clients if clients.astype(bool).any() else None,
             scale=scale,
         )
-    return parts, notes
+    return parts, tuple(notes)
 
 
 def label_numbers(listing: Listing, items: Iterable[Item]) -> np.ndarray:

@@ -1,0 +1,68 @@
+"""How long a server waits for a site, and how often it asks one that stays silent."""
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from fewlabel.deploy.run_plan import RunPlan
+from fewlabel.engine.executor import Job
+
+KEPT = 10  # rounds whose seconds count
+MISSES = 2  # rounds in which a site may be silent before it is asked less often
+
+
+@dataclass
+class Pace:
+    """Learns how long tasks take and who is silent, and says how long to wait and whom to leave out.
+
+    Nothing here changes a result as long as nobody is silent.
+    """
+
+    plan: RunPlan
+    own: dict[tuple[int, str], deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT)))
+    slowest: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))  # by task and round
+    silent: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # rounds by client, since it spoke
+
+    def usual(self, job: Job) -> float | None:
+        """Return how many seconds a client's task takes, or None if this client has not done it yet.
+
+        It is the median of the rounds' slowest replies, or of the client's own if that is more.
+        """
+        if not (own := self.own[job.client, name(job)]):
+            return None
+        return max(median(own), median(list(self.slowest[name(job)].values())[-KEPT:]))
+
+    def deadline(self, job: Job) -> float:
+        """Return how many seconds to wait for a client's task."""
+        most, usual = self.plan.deadline, self.usual(job)
+        if self.plan.factor is None or usual is None:
+            return most
+        return min(max(self.plan.factor * usual, self.plan.least), most)
+
+    def replied(self, job: Job, seconds: float) -> None:
+        """Note that a client has replied, and after how many seconds."""
+        self.own[job.client, name(job)].append(seconds)
+        rounds = self.slowest[name(job)]
+        rounds[job.round] = max(seconds, rounds.get(job.round, 0.0))
+        self.silent.pop(job.client, None)
+
+    def missed(self, job: Job) -> None:
+        """Note that a client was silent until the deadline."""
+        rounds = self.silent[job.client]
+        rounds += [job.round] * (job.round not in rounds)
+
+    def left_out(self, job: Job) -> str:
+        """Say why a client is not asked now. The text is empty if it is."""
+        rounds = self.silent.get(job.client)
+        if self.plan.again is None or not rounds:
+            return ""
+        if job.round == rounds[-1]:
+            return "it was silent earlier in this round"
+        back = rounds[-1] + self.plan.again
+        if len(rounds) < MISSES or job.round >= back:
+            return ""
+        return f"it was silent in rounds {rounds[-2]} and {rounds[-1]}, and is asked again in round {back}"
+
+
+def name(job: Job) -> str:
+    return job.task if job.kind == "client" else job.kind
