@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from fewlabel.core.errors import BadInput
+
 _FACTOR: ContextVar[float] = ContextVar("factor", default=1.0)
+_LARGEST: ContextVar[float | None] = ContextVar("largest", default=None)
+
+
+class TooFast(BadInput):
+    """A learning rate above the largest that is allowed here."""
 
 
 def factor(schedule: str, round: int, rounds: int) -> float:
@@ -18,7 +25,10 @@ def factor(schedule: str, round: int, rounds: int) -> float:
 
 def scaled(rate: float) -> float:
     """Return a learning rate as it is in the round under way."""
-    return rate * _FACTOR.get()
+    found, largest = rate * _FACTOR.get(), _LARGEST.get()
+    if largest is not None and found > largest:
+        raise TooFast(f"the largest learning rate here is {largest:g}, and the task asks for {found:g} (largest_rate)")
+    return found
 
 
 @contextmanager
@@ -29,3 +39,13 @@ def during(factor: float) -> Iterator[None]:
         yield
     finally:
         _FACTOR.reset(token)
+
+
+@contextmanager
+def limited(largest: float | None) -> Iterator[None]:
+    """Refuse optimizers with a larger rate that are made meanwhile, wherever the rate comes from."""
+    token = _LARGEST.set(largest)
+    try:
+        yield
+    finally:
+        _LARGEST.reset(token)

@@ -14,6 +14,8 @@ from fewlabel.engine import record
 from fewlabel.engine.run import refuse_used
 from fewlabel.experiment import Experiment, dumps
 
+SETTLED = "settled"  # folder of a federation with the terms of its first run, if those left mean and std open
+
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -27,6 +29,7 @@ class RunPlan:
     deadline: Positive = 3600.0  # seconds that a site has for a task
     max_upload: Count | None = None  # bytes; by default eight models and 1 MiB
     members: str | None = None  # directory of a federation whose members alone may take part, each as itself
+    settled: str | None = None  # file for mean and std, once sites have worked them out: they hold for all later runs
 
 
 def prepare(experiment: Experiment, directory: Path, terms: Terms, **more: Any) -> Path:

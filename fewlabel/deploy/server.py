@@ -64,7 +64,7 @@ def remember_clients(directory: Path, found: dict[int, ClientInfo]) -> dict[int,
 
 
 def agree_on_terms(nodes: Nodes, directory: Path, experiment: Experiment) -> None:
-    """Where the terms leave mean and std open, ask all sites for sums of their pixels, once in a run."""
+    """Where the terms leave mean and std open, ask all sites for sums of their pixels, once in a federation."""
     if nodes.plan.terms.mean is not None or nodes.clients is None:
         return
     if not (directory / TERMS).exists():
@@ -76,6 +76,8 @@ def agree_on_terms(nodes: Nodes, directory: Path, experiment: Experiment) -> Non
             executor.wait()
         outcomes = {client: executor.tickets.collect(ticket) for client, ticket in tickets.items()}
         write_terms(directory, nodes.plan, nodes.clients, outcomes, world)
+        if nodes.plan.settled is not None:
+            storage.write(Path(nodes.plan.settled), (directory / TERMS).read_bytes())
     nodes.plan = replace(nodes.plan, terms=site.load_terms(directory))
 
 
