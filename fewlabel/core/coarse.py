@@ -17,8 +17,8 @@ from fewlabel.core import metrics
 from fewlabel.core.errors import BadInput
 
 LEAST = 50  # test images that everything a site tells is about, at least
-UNTOLD = ("precision", "recall", "specificity", "f1", "auc_per_class", "confusion")  # metrics that sites do not tell
-UNTOLD += ("binary_accuracy", "binary_sensitivity", "binary_specificity", "binary_f1")
+BINARY = ("binary_accuracy", "binary_sensitivity", "binary_specificity", "binary_f1")
+UNTOLD = (*BINARY, "precision", "recall", "specificity", "f1", "auc_per_class", "confusion")  # metrics that sites keep
 Chance = Callable[[str], float]  # a number in [0, 1) for each name, which whoever asks cannot know before
 
 

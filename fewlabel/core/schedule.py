@@ -25,10 +25,15 @@ def factor(schedule: str, round: int, rounds: int) -> float:
 
 def scaled(rate: float) -> float:
     """Return a learning rate as it is in the round under way."""
-    found, largest = rate * _FACTOR.get(), _LARGEST.get()
-    if largest is not None and found > largest:
-        raise TooFast(f"the largest learning rate here is {largest:g}, and the task asks for {found:g} (largest_rate)")
-    return found
+    return rate * _FACTOR.get()
+
+
+def allowed(rate: float) -> float:
+    """Return a learning rate with which a step is made, unless it is too large here."""
+    largest = _LARGEST.get()
+    if largest is not None and not rate <= largest:
+        raise TooFast(f"the largest learning rate here is {largest:g}, and the task asks for {rate:g} (largest_rate)")
+    return rate
 
 
 @contextmanager
@@ -43,7 +48,7 @@ def during(factor: float) -> Iterator[None]:
 
 @contextmanager
 def limited(largest: float | None) -> Iterator[None]:
-    """Refuse optimizers with a larger rate that are made meanwhile, wherever the rate comes from."""
+    """Refuse every step with a larger rate meanwhile, wherever the rate comes from: a message may change it, too."""
     token = _LARGEST.set(largest)
     try:
         yield

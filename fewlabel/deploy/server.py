@@ -17,6 +17,7 @@ from fewlabel.data import datasets
 from fewlabel.data.partition import Holding, Partition
 from fewlabel.data.site_files import TERMS, Pixels
 from fewlabel.deploy import members, site
+from fewlabel.deploy.log_heads import Heads
 from fewlabel.deploy.nodes import NodeExecutor, Nodes
 from fewlabel.deploy.run_plan import RunPlan, load_plan
 from fewlabel.engine import record, run
@@ -39,6 +40,7 @@ def serve(
     experiment, plan = load(directory / record.EXPERIMENT), load_plan(directory)
     admit = [partial(members.check_client, Path(plan.members))] if plan.members else []
     nodes = Nodes(grid, plan, experiment, *admit)
+    nodes.heads = Heads(Path(plan.members), say) if plan.members else None
     resumed = (directory / CLIENTS).exists()
     found = nodes.gather(plan.sites, say)
     if len(found) < plan.sites and not resumed:

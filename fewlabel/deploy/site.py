@@ -53,18 +53,18 @@ FRAMEWORK = {"pixels": "", "statistics": "", "evaluate": "test"}  # kinds of job
 def reply(config: Mapping[str, Any], parts: Mapping[str, Any]) -> Parts:
     """Return a site's reply to a message: an `upload`, nothing, or why there is none: `refused`, `failed`.
 
-    Both are in the site's log before the reply leaves.
+    Both are in the site's log before the reply leaves. A site with a key adds the `log`'s line about the reply, signed.
     """
 
     def logged() -> Parts:
         site = schema.read(SiteConfig, config)
         given = [part for name in ("order", "message", "statistics") if isinstance(part := parts.get(name), bytes)]
         about = subject(given[0] if given else b"")
-        site_log.note(Path(site.state), "in", given, *about)
+        site_log.note(Path(site.state), "in", given, *about, key=site.key)
         made = attempt(lambda: answer(site, parts))
         left = [part if isinstance(part, bytes) else part.encode() for part in made.values()]
-        site_log.note(Path(site.state), "out", left, *about)
-        return made
+        line = site_log.note(Path(site.state), "out", left, *about, key=site.key)
+        return made | ({"log": line.text()} if site.key else {})
 
     return attempt(logged)
 

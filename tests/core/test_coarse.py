@@ -105,7 +105,7 @@ def test_answers_that_cannot_be_are_refused(wrong):
 
 
 def test_sites_count_by_their_images():
-    """150 images with 1/3 right and 50 with all: (50 + 50) / 200. Class 1 is told by the first alone, class 2 by none."""
+    """150 images with 1/3 right and 50 with all: (50 + 50) / 200. The first alone tells of class 1, nobody of 2."""
     first = replace(GOOD, images=150, accuracy=1 / 3, auc=0.5)
     first = replace(first, per_class=torch.tensor([100, 50, 0]), recall=torch.tensor([0.5, 1.0, 0.0]).double())
     second = replace(first, images=50, accuracy=1.0, auc=None)

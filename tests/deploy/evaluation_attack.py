@@ -26,7 +26,6 @@ STEEP = 1e4  # of the gate
 EDGES = 64  # intervals of a score that the attacker tells apart
 
 
-
 @dataclass(frozen=True)
 class Exact:
     """What sites told before: a confusion matrix, and how many scores of each class are in each interval."""
