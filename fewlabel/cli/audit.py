@@ -73,12 +73,19 @@ def audit(
         print(f"the head that you noted is line {noted:,}")
     if anchored is not None:
         print(f"the log has all {anchored:,} lines that the coordinator kept of it")
-    print(
-        f"signed by the key {about}"
-        if about
-        else "signatures were not checked: give the site's folder, or --federation"
-    )
+    print(signatures(account, about))
     return print(f"head {account.head}")
+
+
+def signatures(account: Account, signer: str) -> str:
+    """Say how many lines are signed, and by whom."""
+    signed = sum(1 for entry in account.entries if entry.signature)
+    if not signed:
+        return "no line of it is signed, as in logs of before 0.2"
+    first = f"; the {len(account.entries) - signed:,} before them are not" * (signed < len(account.entries))
+    if not signer:
+        return f"{signed:,} lines are signed, by whom was not checked: give the site's folder, or --federation"
+    return f"{signed:,} lines are signed by the key {signer}{first}"
 
 
 def checked(file: Path, federation: Path | None) -> tuple[Path, Account, str]:

@@ -15,6 +15,7 @@ from fewlabel.deploy.site_folder import SOCKET, SiteFile
 from fewlabel.report.terminal import tell
 
 PROCESS, NODE = "site-process", "supernode"  # the two programs
+REFUSED = "fewlabel: refused "  # how a site's process begins a line about an order that it refuses
 RESTARTS = 3  # of the programs within a minute
 REFUSAL = re.compile(r"\[code: 412\] (.*)")  # by the gateway, with its reason
 CONNECTED, NOT_NOW = "SuperNode ID: ", "[code: 2004]"  # what Flower's node prints once it is, or if it cannot be yet
@@ -53,7 +54,9 @@ def take_part(programs: processes.Programs, commands: dict[str, list[str]], site
         who = f"client {site.place.client} of '{federation.name}' at {federation.address}"
         tell(f"joined as {who}; press Ctrl-C to leave; logs are in {programs.folder}")
         deaths: list[float] = []
+        refusals = Refusals(programs)
         while True:
+            refusals.tell_new()
             if (gone := programs.first_ended()) is not None:
                 deaths = [when for when in deaths if time.monotonic() - when < 60] + [time.monotonic()]
                 if len(deaths) > RESTARTS:
@@ -61,6 +64,26 @@ def take_part(programs: processes.Programs, commands: dict[str, list[str]], site
                 tell(f"the {gone} has died and is started again: {programs.last_error(gone)}")
                 start[gone](programs, commands[gone])
             time.sleep(0.2)
+
+
+class Refusals:
+    """Tells the people at a site what their site refuses, each sentence once in a row."""
+
+    def __init__(self, programs: processes.Programs) -> None:
+        self.programs, self.size, self.seen, self.last = programs, 0, 0, ""
+
+    def tell_new(self) -> None:
+        log = self.programs.log(PROCESS)
+        if not log.exists() or log.stat().st_size == self.size:
+            return
+        self.size = log.stat().st_size
+        said = [line for line in self.programs.output(PROCESS).splitlines() if line.startswith(REFUSED)]
+        self.seen = self.seen if self.seen <= len(said) else 0  # the process was started again
+        for line in said[self.seen :]:
+            if line != self.last:
+                tell(line.removeprefix("fewlabel: "))
+            self.last = line
+        self.seen = len(said)
 
 
 def start_process(programs: processes.Programs, command: list[str]) -> None:
