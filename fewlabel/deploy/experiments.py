@@ -11,8 +11,10 @@ from typing import Any
 from fewlabel.core import schema, storage
 from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.data.site_files import Terms
+from fewlabel.deploy.consent import consent
 from fewlabel.deploy.messages import Order, Refused
 from fewlabel.deploy.policy import Policy
+from fewlabel.experiment import read
 
 RAN, WAITING, WITHDRAWN = "experiments", "waiting", "withdrawn.toml"
 MOST_WAITING = 20  # runs that wait for approval
@@ -136,9 +138,6 @@ def reject(state: Path, run: str) -> None:
 
 def summary(record: Record) -> str:
     """Describe a run to the person who approves it: its settings, and what would leave."""
-    from fewlabel.deploy.consent import consent
-    from fewlabel.experiment import read
-
     experiment = read(record.experiment)
     local = getattr(experiment.method, "local", None)
     training = "".join(

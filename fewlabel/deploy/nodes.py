@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flwr.app import ConfigRecord, Message
-
 from fewlabel.core import tree, wire
 from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.core.federation import ClientInfo, Model
@@ -83,13 +81,12 @@ class Nodes:
                 self.refused[node] = str(error)
                 self._again[node] = time.monotonic() + AGAIN
 
-    def receive(self, sent: Iterable[str]) -> list[tuple[str, Message]]:
+    def receive(self, sent: Iterable[str]) -> list[tuple[str, Any]]:
         """Return the replies that have come, and keep the lines of the sites' logs that came with them."""
         replies = flower_messages.receive(self.grid, sent)
         for _, reply in replies:
             if self.heads is not None and not reply.has_error():
-                found = reply.content.get(flower_messages.RECORD)
-                self.heads.take(reply.metadata.src_node_id, dict(found) if isinstance(found, ConfigRecord) else {})
+                self.heads.take(reply.metadata.src_node_id, flower_messages.parts_of(reply))
         return replies
 
     def _check(self, node: int, introduction: Introduction) -> None:

@@ -7,13 +7,13 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from fewlabel import networks as nets
 from fewlabel.core import coarse, schema, storage
 from fewlabel.core.errors import BadInput, unknown
 from fewlabel.core.schema import Count, Natural, Positive
 from fewlabel.deploy.consent import consented
 from fewlabel.deploy.messages import Refused
 from fewlabel.experiment import Experiment, method_named, plain_method
+from fewlabel.report.terminal import known
 
 FILE = "policy.toml"
 QUARTER = 4  # batches in a pass over few labels, by the recipe
@@ -67,9 +67,10 @@ class Policy:
     def __post_init__(self) -> None:
         for name in self.methods:
             method_named(name)  # raises if there is none
+        known_networks = [str(row["name"]) for row in known("models")] if self.networks else []
         for name in self.networks:
-            if ":" not in name and name not in nets.MODELS:
-                raise BadInput(unknown("network", name, nets.MODELS))
+            if ":" not in name and name not in known_networks:
+                raise BadInput(unknown("network", name, known_networks))
         self.last_day()
 
     def last_day(self) -> date | None:
