@@ -239,7 +239,8 @@ def run(
       fewlabel federation run lungs experiment.toml --data sites
       fewlabel federation run lungs --resume runs/fedavg-seed0
     """
-    from fewlabel.deploy.run_plan import prepare
+    from fewlabel.data.site_files import TERMS
+    from fewlabel.deploy.run_plan import SETTLED, prepare
     from fewlabel.deploy.site import load_terms
 
     folder = opened(folder)
@@ -269,9 +270,11 @@ def run(
         if resume is None:
             more = {"data": data and str(data.absolute()), "sites": sites, "patience": patience, "deadline": deadline}
             more |= {"factor": factor, "least": least, "again": again, "federation": str(folder)}
-            more |= {"members": None if insecure else str(folder)}
+            more |= {"members": None if insecure else str(folder), "settled": str(folder / SETTLED / TERMS)}
             given = {name: value for name, value in more.items() if value is not None}
-            prepare(experiment, directory, load_terms(folder / members.TRUST), **given)
+            (folder / SETTLED).mkdir(exist_ok=True)
+            fixed = (folder / SETTLED / TERMS).exists()
+            prepare(experiment, directory, load_terms(folder / (SETTLED if fixed else members.TRUST)), **given)
         else:
             tell(submit.resume_notice(directory, experiment.rounds))
     try:

@@ -3,6 +3,7 @@
 import os
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,6 +70,8 @@ def init(
       fewlabel site init
       fewlabel site init north --trust trust --name north --client 0 --data images
     """
+    from fewlabel.deploy import policy
+
     processes.need_flower()
     site_folder.refuse_used(folder)
     given = trusted or Path(asked("--trust", "Folder that the coordinator gave you"))
@@ -89,7 +92,9 @@ def init(
         terms=str(folder / members.TRUST),
     )
     key = keys.fingerprint(site_folder.create(folder, name, given, config).key)
+    policy.write_fresh(folder)
     print(f"'{name}' is set up as client {number} of '{federation.name}', with the key {key}")
+    print(f"what a coordinator may run here is in {folder / policy.FILE}; read it, and change it as you like")
     print(f"send {folder / site_folder.ENROLMENT} to the coordinator, and tell them the key's fingerprint another way")
 
 
@@ -103,7 +108,12 @@ def asked(flag: str, question: str, kind: type = str) -> Any:
 def opened(folder: Path) -> tuple[Path, site_folder.SiteFile]:
     """Return a site's folder, by its whole path, and its settings."""
     processes.need_flower()
-    return folder.resolve(), site_folder.read(folder.resolve())
+    folder = folder.resolve()
+    found = site_folder.read(folder)
+    place = replace(
+        found.place, policy=found.place.policy or str(folder / "policy.toml"), key=found.place.key or found.key
+    )
+    return folder, replace(found, place=place)
 
 
 @app.command()
@@ -145,9 +155,13 @@ def join(
       fewlabel site join north --yes
       fewlabel site join --print-command
     """
+    from fewlabel.deploy import experiments, policy
+
     folder, found = opened(folder)
     if not insecure:
         keys.load_key(Path(found.key))  # raises if something is wrong with it
+    experiments.check_not_withdrawn(Path(found.place.state))
+    policy.load(found.place.policy)  # raises if something is wrong with it
     programs = processes.Programs(folder, processes.flower_environment(folder / "flower"))
     commands = joining.commands(folder, found, insecure)
     if printing:
@@ -172,17 +186,71 @@ def ask_for_consent(federation: str, methods: str) -> None:
 
 
 @app.command()
-def leave(folder: Directory = Path("site")) -> None:
+def approve(
+    folder: Directory = Path("site"),
+    yes: Annotated[bool, Option("--yes", help="Do not ask: approve every run that waits.")] = False,
+) -> None:
+    """Approve runs that wait for you, if policy.toml has ask = "once" or "every-run".
+
+    You read what each would do and what would leave your site. A run that
+    you do not approve is forgotten until the coordinator asks again.
+
+    Examples:
+      fewlabel site approve
+      fewlabel site approve north
+    """
+    from fewlabel.deploy import experiments
+
+    _, found = opened(folder)
+    state = Path(found.place.state)
+    waiting = experiments.names(state, experiments.WAITING)
+    if not waiting:
+        return tell("no run waits for approval")
+    for run in waiting:
+        record = experiments.load(state, run, experiments.WAITING)
+        assert record is not None
+        print(experiments.summary(record))
+        if not yes and not sys.stdin.isatty():
+            raise BadInput("there is nobody to ask; if you have read this and agree, add --yes")
+        if yes or typer.confirm(f"Approve run {run}?", err=True):
+            experiments.approve(state, run)
+            tell(f"run {run} is approved; the coordinator's next attempt succeeds")
+        else:
+            experiments.reject(state, run)
+            tell(f"run {run} is not approved")
+    return None
+
+
+@app.command()
+def leave(
+    folder: Directory = Path("site"),
+    withdraw: Annotated[
+        bool, Option("--withdraw", help="For good: refuse everything from now on, and show what was sent.")
+    ] = False,
+) -> None:
     """End `fewlabel site join`, from another terminal.
 
-    The work of the current round is lost. The site may join again.
+    The work of the current round is lost. The site may join again, unless
+    it withdraws.
 
     Examples:
       fewlabel site leave
       fewlabel site leave north
+      fewlabel site leave --withdraw
     """
-    folder, _ = opened(folder)
-    tell(f"{folder} has left the federation" if processes.stop(folder) else f"{folder} has not joined")
+    folder, found = opened(folder)
+    stopped = processes.stop(folder)
+    if not withdraw:
+        return tell(f"{folder} has left the federation" if stopped else f"{folder} has not joined")
+    from fewlabel.deploy import experiments
+
+    state = Path(found.place.state)
+    experiments.withdraw(state)
+    for line in experiments.sent_until_now(state) or ["nothing was sent in any run"]:
+        print(line)
+    print("What was sent cannot be called back: a model that learned from your images does not unlearn them.")
+    print("Ask the coordinator to remove your site, and to say which models were trained with it.")
+    return tell(f"{folder} has withdrawn; to take part again, remove {state / experiments.WITHDRAWN}")
 
 
 @app.command(hidden=True)

@@ -45,11 +45,11 @@ class Tally:
 
     stepped: list[int] = field(default_factory=lambda: [0, 0])  # labeled, unlabeled
     drawn: list[int] = field(default_factory=lambda: [0, 0])
-    seen: bool = False  # whether any step was seen
+    steps: int = 0  # that were seen
 
     @property
     def trained(self) -> list[int]:
-        return self.stepped if self.seen else self.drawn
+        return self.stepped if self.steps else self.drawn
 
     def draw(self, batch: tuple[Tensor, ...], images: int, unlabeled: int) -> None:
         """Count a batch as drawn. Each of its tensors will know how many images a step with it trains on."""
@@ -76,8 +76,10 @@ class Counts:
 
 def count_step(batch: object) -> None:
     """Count the images of a batch as trained on. It holds tensors of one or more batches that a site drew."""
-    for counts in set(counts_in(batch)):  # once, however many tensors of a batch it holds
-        counts.tally.seen = True
+    found = set(counts_in(batch))  # once, however many tensors of a batch it holds
+    for tally in {id(counts.tally): counts.tally for counts in found}.values():
+        tally.steps += 1
+    for counts in found:
         counts.tally.add(counts.tally.stepped, counts.labeled, counts.unlabeled)
 
 

@@ -1,12 +1,10 @@
-"""Metrics of a classifier from counts that add up, so one machine and many sites measure with the same code.
+"""Metrics of a classifier from counts. Inputs may be on any device; counts are on the CPU.
 
-A site that may not share predictions shares `Counts`. Their sum gives the metrics of all sites together. These are
-exact except for the AUC, which comes from histograms and has a bound on its error. Inputs may be on any device; counts
-are on the CPU.
+They are exact, and made where the test images are. What a site tells of its own test images is in `coarse`.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -14,10 +12,6 @@ from torch import Tensor, nn
 
 from fewlabel.core.errors import BadInput
 
-BINS = 4096
-SITE_BINS = 64  # bins of a histogram that leaves a site: fewer, so that it reveals less about single images
-MINIMUM = 20  # test images; with fewer, a site sends no counts
-PER_CLASS = 5  # images of a class; with fewer, a site leaves the class out of its counts
 THRESHOLD = 0.4  # FedIRM's
 
 Metrics = dict[str, Any]
@@ -25,64 +19,19 @@ Metrics = dict[str, Any]
 
 @dataclass(frozen=True)
 class Counts:
-    """The counts from which metrics are computed. Only counts made with the same threshold may be merged."""
+    """The counts from which metrics are computed."""
 
     confusion: Tensor  # int64 [C, C]: row = true class, column = predicted class (ties to the lowest)
     above: Tensor  # int64 [C, 2]: images with score_c >= threshold, first those not of class c, then those of class c
-    histogram: Tensor | None = None  # int64 [C, 2, BINS]: scores of each class's negatives and positives, over [0, 1]
 
 
-def count(scores: Tensor, y: Tensor, *, threshold: float = THRESHOLD, histogram: bool = False) -> Counts:
-    """Compare the probabilities `scores` [N, C] with the classes `y` [N]. A pooled AUC needs the histogram."""
+def count(scores: Tensor, y: Tensor, *, threshold: float = THRESHOLD) -> Counts:
+    """Compare the probabilities `scores` [N, C] with the classes `y` [N]."""
     scores, y = _checked(scores, y)
     classes = scores.shape[1]
     confusion = torch.bincount(y * classes + scores.argmax(1), minlength=classes**2).view(classes, classes)
     positive, over = y[:, None] == torch.arange(classes), scores >= threshold
-    above = torch.stack([(over & ~positive).sum(0), (over & positive).sum(0)], 1)
-    if not histogram:
-        return Counts(confusion, above)
-    # Clamping keeps the order of the scores, so a rounding error beyond [0, 1] cannot break the bound.
-    bins = (scores * BINS).long().clamp(0, BINS - 1)
-    cells = (2 * torch.arange(classes) + positive.long()) * BINS + bins
-    return Counts(confusion, above, torch.bincount(cells.flatten(), minlength=2 * classes * BINS).view(-1, 2, BINS))
-
-
-def shared(scores: Tensor, y: Tensor) -> Counts:
-    """Return the counts that a site may send: without rare classes, and with scores only in coarse intervals."""
-    shown = common(y, scores.shape[1])
-    counts = count(scores[shown], y[shown], histogram=True)
-    assert counts.histogram is not None
-    return replace(counts, histogram=counts.histogram.view(-1, 2, SITE_BINS, BINS // SITE_BINS).sum(3))
-
-
-def common(y: Tensor, classes: int) -> Tensor:
-    """Return a mask of the images whose class has enough images."""
-    return y.bincount(minlength=classes)[y] >= PER_CLASS
-
-
-def check_shared(counts: Counts, classes: int) -> None:
-    """Raise BadInput if these cannot be a site's counts."""
-    parts = {"confusion": counts.confusion, "above": counts.above, "histogram": counts.histogram}
-    shapes = {"confusion": (classes, classes), "above": (classes, 2), "histogram": (classes, 2, SITE_BINS)}
-    for name, part in parts.items():
-        if part is None or part.shape != shapes[name] or part.dtype != torch.int64 or not part.ge(0).all():
-            raise BadInput(f"its counts are refused: {name} must be {list(shapes[name])} whole numbers, none below 0")
-    true = counts.confusion.sum(1)
-    rest = true.sum() - true
-    sizes = torch.stack([rest, true], 1)
-    assert counts.histogram is not None
-    if true.sum() < MINIMUM or not counts.histogram.sum(2).equal(sizes) or not counts.above.le(sizes).all():
-        raise BadInput(f"its counts are refused: they are not those of one set of {MINIMUM} images or more")
-
-
-def merge(parts: Iterable[Counts]) -> Counts:
-    """Add up the counts of all parts."""
-    parts = list(parts)
-    histograms = [part.histogram for part in parts if part.histogram is not None]
-    if len(histograms) not in (0, len(parts)):
-        raise BadInput("Only some of the counts to merge hold a histogram; count with histogram=True everywhere.")
-    confusion, above = _total(part.confusion for part in parts), _total(part.above for part in parts)
-    return Counts(confusion, above, _total(histograms) if histograms else None)
+    return Counts(confusion, torch.stack([(over & ~positive).sum(0), (over & positive).sum(0)], 1))
 
 
 def auc(scores: Tensor, y: Tensor) -> Tensor:
@@ -103,29 +52,14 @@ def auc(scores: Tensor, y: Tensor) -> Tensor:
     return twice_won.double() / (2 * positives * (len(y) - positives))
 
 
-def pooled_auc(counts: Counts) -> tuple[Tensor, Tensor]:
-    """Return the AUC of each class from histograms, and its largest error.
-
-    This error is half the share of (positive, negative) pairs that fall into one bin.
-    """
-    if counts.histogram is None:
-        raise BadInput("A pooled AUC needs histograms; count with histogram=True.")
-    negative, positive = counts.histogram.double().unbind(1)
-    pairs = negative.sum(1) * positive.sum(1)
-    halves = negative * positive / 2
-    below = negative.cumsum(1) - negative
-    return (positive * below + halves).sum(1) / pairs, halves.sum(1) / pairs
-
-
-def metrics(counts: Counts, class_auc: Tensor | None = None, auc_bound: Tensor | None = None) -> Metrics:
+def metrics(counts: Counts, class_auc: Tensor | None = None) -> Metrics:
     """Return all metrics as fractions, ready for JSON. An undefined metric is None, never NaN.
 
     `precision`, `recall` (also called sensitivity), `specificity` and `f1` are macro averages over the classes that
     occur in y or among the predictions. 0/0 counts as 0. This is scikit-learn's default with zero_division=0.
     `balanced_accuracy` is the mean recall over the classes that occur in y. `auc` is the mean over the classes that
     have an AUC. The `binary_` metrics are FedIRM's: each class is a separate decision, score >= threshold. Their means
-    leave out classes without a positive image (sensitivity) or without a negative image (specificity). `auc_bound` is
-    the mean of the bounds. It exists only if the AUC was pooled.
+    leave out classes without a positive image (sensitivity) or without a negative image (specificity).
     """
     confusion = counts.confusion.double()
     right, true, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
@@ -137,7 +71,7 @@ def metrics(counts: Counts, class_auc: Tensor | None = None, auc_bound: Tensor |
     def macro(part: Tensor, whole: Tensor) -> float | None:
         return _mean((part / whole).nan_to_num(0.0)[occurs])
 
-    result: Metrics = {
+    return {
         "images": int(images),
         "accuracy": _mean(right.sum() / images),
         "balanced_accuracy": _mean(right / true),
@@ -154,7 +88,6 @@ def metrics(counts: Counts, class_auc: Tensor | None = None, auc_bound: Tensor |
         "binary_f1": _mean((2 * hits / (hits + false_alarms + true))[true > 0]),
         "confusion": counts.confusion.tolist(),
     }
-    return result if auc_bound is None else result | {"auc_bound": _mean(auc_bound)}
 
 
 def measure(scores: Tensor, y: Tensor, threshold: float = THRESHOLD) -> Metrics:

@@ -8,8 +8,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from fewlabel.core import tree, wire
+from fewlabel.core.coarse import LEAST
 from fewlabel.core.described import leaves
-from fewlabel.core.metrics import MINIMUM, PER_CLASS, SITE_BINS
 from fewlabel.core.schema import comments
 from fewlabel.core.tasks import tasks
 from fewlabel.experiment import Experiment, method_named
@@ -22,8 +22,11 @@ With every method, FewLabel itself sends:
     of Python, FewLabel, PyTorch and NumPy, and the kind of CPU
   pixels, once, if the federation has not fixed mean and std: for each channel the sum of all pixels, the sum of their
     squares, and how many there are. They show how bright your images are, and how much that varies.
-  evaluate, in measured rounds, if your site has {MINIMUM} or more images to test on: a confusion matrix, and for each
-    class how many scores fall into each of {SITE_BINS} intervals. Classes with fewer than {PER_CLASS} are left out.
+  evaluate, once in a measured round, if your site has {LEAST} or more images to test on: accuracy, mean AUC, and the
+    recall of each class with {LEAST} or more, in steps that at least {LEAST} images stand for, rounded by chance; and
+    how many test images you have, in all and of each class, in whole multiples of {LEAST}. Your policy.toml may set
+    another number, and how many answers you give in all. A single image changes each share with a probability of at
+    most 1 in {LEAST}; a coordinator who asks very often could still learn something about one.
   statistics, if model.buffers = recomputed: BatchNorm's means and variances over all of your images
   a reason instead of a reply: why your site refuses an order, or which kind of error stopped it, without its text
 Flower's own programs tell the server that your site is there, and report their own errors.

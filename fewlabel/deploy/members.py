@@ -332,6 +332,10 @@ class Roll:
 # Names and files
 
 
+def now_text() -> str:
+    return keys.now().isoformat(timespec="seconds")
+
+
 def check_name(name: str) -> str:
     """Refuse a name that could mislead people when it is shown."""
     if not re.fullmatch(r"\w[\w .,()-]{0,62}", name):

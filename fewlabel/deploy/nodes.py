@@ -1,7 +1,7 @@
 """Flower's nodes as the server sees them: which client each one is, and the executor that has them do clients' jobs."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +12,7 @@ from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.core.federation import ClientInfo, Model
 from fewlabel.core.rng import preserved
 from fewlabel.deploy import waiting
+from fewlabel.deploy.log_heads import Heads
 from fewlabel.deploy.members import called
 from fewlabel.deploy.messages import MAX_IMAGES, MAX_INTRODUCTION, Introduction, Order
 from fewlabel.deploy.pace import Pace
@@ -48,6 +49,7 @@ class Nodes:
         client_of: Callable[[int], int | None] = lambda node: None,
     ) -> None:
         self.names, self.client_of = names, client_of
+        self.heads: Heads | None = None  # where lines of the sites' logs are kept
         self.grid, self.plan, self.admit, self.count = grid, plan, admit, experiment.clients.count
         self.experiment = dumps(experiment)
         self.claims: dict[int, Introduction] = {}
@@ -75,7 +77,7 @@ class Nodes:
                     self.grid, node, self.plan.patience, "query", "", order=order, message=b""
                 ):
                     self._asked[sent] = node
-        for sent, reply in flower_messages.receive(self.grid, self._asked):
+        for sent, reply in self.receive(self._asked):
             node = self._asked.pop(sent)
             try:
                 introduction = wire.unpack(Introduction, flower_messages.upload_of(reply, MAX_INTRODUCTION) or b"")
@@ -87,6 +89,14 @@ class Nodes:
             except FewLabelError as error:
                 self.refused[node] = str(error)
                 self._again[node] = time.monotonic() + AGAIN
+
+    def receive(self, sent: Iterable[str]) -> list[tuple[str, Any]]:
+        """Return the replies that have come, and keep the lines of the sites' logs that came with them."""
+        replies = flower_messages.receive(self.grid, sent)
+        for _, reply in replies:
+            if self.heads is not None and not reply.has_error():
+                self.heads.take(reply.metadata.src_node_id, flower_messages.parts_of(reply))
+        return replies
 
     def _check(self, node: int, introduction: Introduction) -> None:
         info = introduction.info
@@ -195,7 +205,7 @@ class NodeExecutor:
         """Read the replies that have come. Return True if a job has ended."""
         before = len(self._sent)
         self.nodes.look()
-        for sent, reply in flower_messages.receive(self.nodes.grid, self._sent):
+        for sent, reply in self.nodes.receive(self._sent):
             done = self._sent.pop(sent)
             try:
                 upload = flower_messages.upload_of(reply, self.max_upload)

@@ -16,6 +16,7 @@ from fewlabel.engine.run import refuse_used
 from fewlabel.experiment import Experiment, dumps
 
 FACTOR, AGAIN = 5.0, 4  # of new runs; a plan without them is an older version's and keeps to what that did
+SETTLED = "settled"  # folder of a federation with the terms of its first run, if those left mean and std open
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class RunPlan:
     max_upload: Count | None = None  # bytes; by default eight models and 1 MiB
     members: str | None = None  # directory of a federation whose members alone may take part, each as itself
     federation: str | None = None  # directory of the federation that carries the run out
+    settled: str | None = None  # file for mean and std, once sites have worked them out: they hold for all later runs
 
 
 def prepare(experiment: Experiment, directory: Path, terms: Terms, **more: Any) -> Path:

@@ -17,6 +17,7 @@ from fewlabel.data import datasets
 from fewlabel.data.partition import Holding, Partition
 from fewlabel.data.site_files import TERMS, Pixels
 from fewlabel.deploy import members, site
+from fewlabel.deploy.log_heads import Heads
 from fewlabel.deploy.nodes import NodeExecutor, Nodes
 from fewlabel.deploy.run_plan import RunPlan, load_plan
 from fewlabel.engine import record, run
@@ -38,6 +39,7 @@ def serve(
     """
     experiment, plan = load(directory / record.EXPERIMENT), load_plan(directory)
     nodes = Nodes(grid, plan, experiment, **known_by(Path(plan.members)) if plan.members else {})
+    nodes.heads = Heads(Path(plan.members), say) if plan.members else None
     resumed = (directory / CLIENTS).exists()
     found = nodes.gather(plan.sites, say)
     if len(found) < plan.sites and not resumed:
@@ -75,7 +77,7 @@ def remember_clients(directory: Path, found: dict[int, ClientInfo]) -> dict[int,
 
 
 def agree_on_terms(nodes: Nodes, directory: Path, experiment: Experiment) -> None:
-    """Where the terms leave mean and std open, ask all sites for sums of their pixels, once in a run."""
+    """Where the terms leave mean and std open, ask all sites for sums of their pixels, once in a federation."""
     if nodes.plan.terms.mean is not None or nodes.clients is None:
         return
     if not (directory / TERMS).exists():
@@ -87,6 +89,8 @@ def agree_on_terms(nodes: Nodes, directory: Path, experiment: Experiment) -> Non
             executor.wait()
         outcomes = {client: executor.tickets.collect(ticket) for client, ticket in tickets.items()}
         write_terms(directory, nodes.plan, nodes.clients, outcomes, world)
+        if nodes.plan.settled is not None:
+            storage.write(Path(nodes.plan.settled), (directory / TERMS).read_bytes())
     nodes.plan = replace(nodes.plan, terms=site.load_terms(directory))
 
 

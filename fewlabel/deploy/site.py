@@ -5,15 +5,16 @@ site names itself. It trusts nothing that a server sends before it has checked i
 its log (`site_log`), and what cannot be written there does not leave.
 
 Beside a method's tasks a site answers four orders of the framework: `info`, with an `Introduction`; `pixels`, with sums
-for the mean and std of all sites; `statistics`, with BatchNorm's; and `evaluate`, with counts over images that the site
-keeps to test on. Those are in `test/` beside `train/` in a folder, have the split `test` in a table, or are
-`test_images` in an npz.
+for the mean and std of all sites; `statistics`, with BatchNorm's; and `evaluate`, with coarse shares over images that
+the site keeps to test on (`evaluation`). Those are in `test/` beside `train/` in a folder, have the split `test` in a
+table, or are `test_images` in an npz. What a site lets run at all is its `policy`; what it ran is in `experiments`.
 """
 
-import json
 import re
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,21 +22,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from fewlabel.core import metrics, schema, wire
-from fewlabel.core.errors import BadInput, StorageError
-from fewlabel.core.federation import ClientInfo
-from fewlabel.core.rng import preserved
+from fewlabel.core import coarse, schedule, schema, wire
+from fewlabel.core.errors import BadInput
+from fewlabel.core.federation import ClientInfo, Model
+from fewlabel.core.rng import Rng, preserved
 from fewlabel.core.tasks import tasks
 from fewlabel.data import datasets
 from fewlabel.data.images import Images
 from fewlabel.data.own.listing import guess_kind
 from fewlabel.data.partition import Holding, Partition, nothing
-from fewlabel.data.site_files import TERMS, Pixels, Terms
-from fewlabel.deploy import site_log
+from fewlabel.data.site_files import Pixels, Terms
+from fewlabel.deploy import evaluation, experiments, policy, site_log, site_terms
 from fewlabel.deploy.consent import consented
 from fewlabel.deploy.messages import MAX_ORDER, Introduction, Order, Refused
 from fewlabel.deploy.site_folder import SiteConfig
 from fewlabel.deploy.site_process import Parts, attempt
+from fewlabel.deploy.site_terms import load_terms as load_terms
+from fewlabel.deploy.site_terms import read_json as read_json
 from fewlabel.engine.run import versions
 from fewlabel.engine.worker import Worker
 from fewlabel.engine.world import World, normalised
@@ -50,18 +53,18 @@ FRAMEWORK = {"pixels": "", "statistics": "", "evaluate": "test"}  # kinds of job
 def reply(config: Mapping[str, Any], parts: Mapping[str, Any]) -> Parts:
     """Return a site's reply to a message: an `upload`, nothing, or why there is none: `refused`, `failed`.
 
-    Both are in the site's log before the reply leaves.
+    Both are in the site's log before the reply leaves. A site with a key adds the `log`'s line about the reply, signed.
     """
 
     def logged() -> Parts:
         site = schema.read(SiteConfig, config)
         given = [part for name in ("order", "message", "statistics") if isinstance(part := parts.get(name), bytes)]
         about = subject(given[0] if given else b"")
-        site_log.note(Path(site.state), "in", given, *about)
+        site_log.note(Path(site.state), "in", given, *about, key=site.key)
         made = attempt(lambda: answer(site, parts))
         left = [part if isinstance(part, bytes) else part.encode() for part in made.values()]
-        site_log.note(Path(site.state), "out", left, *about)
-        return made
+        line = site_log.note(Path(site.state), "out", left, *about, key=site.key)
+        return made | ({"log": line.text()} if site.key else {})
 
     return attempt(logged)
 
@@ -77,12 +80,17 @@ def subject(order: bytes) -> tuple[str, int, str]:
 
 def answer(site: SiteConfig, parts: Mapping[str, Any]) -> Parts:
     """Carry out an order, or say why it is refused."""
+    order, message, statistics = parts.get("order"), parts.get("message"), parts.get("statistics")
     try:
-        order, message, statistics = parts.get("order"), parts.get("message"), parts.get("statistics")
         if not isinstance(order, bytes) or not isinstance(message, bytes) or not isinstance(statistics, bytes | None):
             raise Refused("the message lacks an order, or is not bytes")
         upload = carry_out(site, *checked(site, order), message, statistics)
     except Refused as error:
+        print(
+            f"fewlabel: refused {subject(order if isinstance(order, bytes) else b'')[2]}: {error}",
+            file=sys.stderr,
+            flush=True,
+        )
         return {"refused": str(error)}
     return {} if upload is None else {"upload": upload}
 
@@ -91,25 +99,66 @@ def carry_out(
     site: SiteConfig, order: Order, experiment: Experiment, message: bytes, statistics: bytes | None
 ) -> bytes | None:
     """Do what a checked order asks. Return the bytes that leave the site, or None if there are none."""
-    world = site_world(site, experiment, order.terms)
-    test = testable(world)
+    world, limits, state = site_world(site, experiment, order.terms), policy.load(site.policy), Path(site.state)
+    share = world.partition.shares[site.client]
+    policy.check(limits, experiment, len(share.labeled))
     if order.job.kind == "info":
-        share = world.partition.shares[site.client]
         info = ClientInfo(site.client, len(share.labeled), len(share.unlabeled))
-        return wire.pack(Introduction(info, versions(), test))
+        return wire.pack(Introduction(info, versions(), testable(world, limits.evaluate.least)))
+    site_terms.pin(site.terms, state, order.terms)
+    weights = ""
     if order.job.kind == "pixels":
-        return wire.pack(Pixels.of(world.dataset.splits["train"].images.pixels.numpy()))
-    if order.job.kind == "evaluate" and not test:
-        raise Refused(f"this site has fewer than {metrics.MINIMUM} images to test on")
+        found: bytes | None = wire.pack(Pixels.of(world.dataset.splits["train"].images.pixels.numpy()))
+    elif order.job.kind == "evaluate":
+        found, weights = measured(site, order, experiment, message, world, limits), evaluation.digest(message)
+    else:
+        found = worked(site, order, world, message, statistics, limits)
+    experiments.note_sent(state, order, len(found or b""), weights)
+    return found
+
+
+def worked(
+    site: SiteConfig, order: Order, world: World, message: bytes, statistics: bytes | None, limits: policy.Policy
+) -> bytes | None:
+    """Do a method's task, or compute statistics. Return the bytes that leave the site, or None if there are none."""
     directory = Path(site.state) / order.job.run
     directory.mkdir(parents=True, exist_ok=True)
     # Nothing is measured or shown at a site: its worker does not watch, whatever `score` and `evaluated` say.
-    job, threads = replace(order.job, run=str(directory), score=False, evaluated=False), torch.get_num_threads()
+    job = replace(order.job, run=str(directory), score=False, evaluated=False)
+    with at_work(world.experiment), schedule.limited(limits.largest_rate):
+        outcome = Worker(directory, world).do(job, message, statistics)
+    policy.check_steps(limits, outcome.outside.get("steps", 0))
+    return outcome.payload
+
+
+def measured(
+    site: SiteConfig, order: Order, experiment: Experiment, message: bytes, world: World, limits: policy.Policy
+) -> bytes:
+    """Measure a model on the site's test images, as often and as finely as it may be told."""
+    state, job, least = Path(site.state), order.job, limits.evaluate.least
+    if not testable(world, least):
+        raise Refused(f"this site has fewer than {least} images to test on")
+
+    def measure() -> bytes:
+        directory = state / job.run
+        directory.mkdir(parents=True, exist_ok=True)
+        with at_work(experiment):
+            model = wire.unpack(Model, message, finite=True).model
+            scores, y = Worker(directory, world).scores(job, model, Rng(experiment.seed, "evaluate"))
+        return wire.pack(coarse.answer(scores, y, least, evaluation.chance(state, message)))
+
+    return evaluation.answered(state, job, experiment, message, limits.evaluate, measure)
+
+
+@contextmanager
+def at_work(experiment: Experiment) -> Iterator[None]:
+    """Compute with the experiment's threads. What a message gets wrong is refused."""
+    threads = torch.get_num_threads()
     try:
         with preserved():
             torch.set_num_threads(experiment.threads)
-            return Worker(directory, world).do(job, message, statistics).payload
-    except wire.WireError as error:
+            yield
+    except (wire.WireError, schedule.TooFast) as error:
         raise Refused(str(error)) from None
     finally:
         torch.set_num_threads(threads)
@@ -132,9 +181,12 @@ def checked(site: SiteConfig, data: bytes) -> tuple[Order, Experiment]:
         raise Refused(f"this site takes part in {site.methods}, and {experiment.name} sends something else")
     if experiment.clients.attack is not None:
         raise Refused("clients.attack is for simulations, and this site trains honestly")
-    check_terms(site, order.terms)
+    site_terms.check_terms(site.terms, Path(site.state), order.terms)
     if site.client >= experiment.clients.count:
         raise Refused(f"this is client {site.client}, and clients.count = {experiment.clients.count}")
+    limits = policy.load(site.policy)
+    policy.check(limits, experiment)
+    experiments.admit(Path(site.state), order, limits)
     if job.kind == "info":
         return order, experiment
     if job.client != site.client:
@@ -143,23 +195,19 @@ def checked(site: SiteConfig, data: bytes) -> tuple[Order, Experiment]:
         raise Refused(f"a client does no '{job.kind}'")
     if job.kind in FRAMEWORK and job.task != FRAMEWORK[job.kind]:
         raise Refused(f"a client does no '{job.kind}' of '{job.task}'")
-    if (job.kind == "pixels") != (order.terms.mean is None):
-        raise Refused("the terms have no mean and no std yet" if order.terms.mean is None else "mean and std are known")
+    known = site_terms.own_terms(site.terms, Path(site.state), order.terms).mean is not None
+    if order.terms.mean is None and job.kind != "pixels":
+        raise Refused("the terms have no mean and no std yet")
+    if job.kind == "pixels" and (known or order.terms.mean is not None):
+        raise Refused("mean and std are known")
     if job.kind == "statistics" and (experiment.stream is not None or experiment.model.buffers != "recomputed"):
         raise Refused("statistics are those of all images at once, where model.buffers = recomputed")
-    known = [name for name, task in tasks(type(experiment.method)).items() if "client" in task.places]
-    if job.kind == "client" and job.task not in known:
-        raise Refused(f"{experiment.name} has no task '{job.task}' for clients; it has {', '.join(known)}")
+    for_clients = [name for name, task in tasks(type(experiment.method)).items() if "client" in task.places]
+    if job.kind == "client" and job.task not in for_clients:
+        raise Refused(f"{experiment.name} has no task '{job.task}' for clients; it has {', '.join(for_clients)}")
     if not 0 <= job.round <= experiment.rounds or job.call < 0 or job.checkpointed < 0:
         raise Refused(f"there is no call {job.call} in round {job.round} of {experiment.rounds}")
     return order, experiment
-
-
-def check_terms(site: SiteConfig, asked: Terms) -> None:
-    """Refuse terms that were not agreed on: a server that may choose how images are read could learn what they show."""
-    own = load_terms(Path(site.terms)) if site.terms else asked
-    if asked != (own if own.mean is not None else replace(own, mean=asked.mean, std=asked.std)):
-        raise Refused("its terms are not those that this site was given")
 
 
 def trusted(text: str, modules: list[str]) -> Experiment:
@@ -192,11 +240,10 @@ def site_world(site: SiteConfig, experiment: Experiment, terms: Terms) -> World:
     return replace(found, dataset=replace(found.dataset, notes=notes))
 
 
-def testable(world: World) -> int:
-    """Return how many images a site tests on. It is 0 if they are so few that counts would tell of single images."""
+def testable(world: World, least: int) -> int:
+    """Return how many images a site tests on, in whole multiples of `least`, as it may be told. 0 is too few."""
     split = world.dataset.splits.get("test")
-    count = 0 if split is None else int(metrics.common(split.labels, len(world.dataset.classes)).sum())
-    return count if count >= metrics.MINIMUM else 0
+    return 0 if split is None else coarse.rounded(len(split), least)
 
 
 def images(
@@ -234,21 +281,3 @@ def world(
 ) -> World:
     dataset = datasets.Dataset("", "", terms.classes, terms.channels, terms.image_size, splits, terms.scale)
     return World(experiment, dataset, partition, tested)
-
-
-# Files
-
-
-def load_terms(folder: Path) -> Terms:
-    """Read a federation's terms, as `fewlabel data split` or a person wrote them."""
-    return schema.read(Terms, read_json(folder / TERMS))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise BadInput(f"there is no file {path}") from None
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{path} cannot be read: {error}") from None
-    return found

@@ -30,6 +30,7 @@ def checks(folder: Path, site: SiteFile) -> dict[str, Callable[[], str]]:
 
 
 def check_data(config: SiteConfig, trust: Path) -> str:
+    from fewlabel.deploy import policy
     from fewlabel.deploy.site import load_terms, site_world, testable
     from fewlabel.experiment import Experiment
 
@@ -40,7 +41,8 @@ def check_data(config: SiteConfig, trust: Path) -> str:
         raise BadInput(f"{config.data} has no image")
     seen = len(set(labels[labels >= 0].tolist()))
     counts = f"{len(share.labeled):,} images with a label and {len(share.unlabeled):,} without"
-    counts += f", {tested:,} to test on" if (tested := testable(world)) else ""
+    least = policy.load(config.policy).evaluate.least
+    counts += f", {len(world.dataset.splits['test']):,} to test on" if testable(world, least) else ""
     counts += "".join(f" ({note})" for note in world.dataset.notes)
     return f"{counts}, of {seen} of {len(terms.classes)} classes, read at {terms.image_size}x{terms.image_size}"
 

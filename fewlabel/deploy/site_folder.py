@@ -26,8 +26,10 @@ class SiteConfig:
     kind: str = ""  # folder, csv, npz or dicom; by default what the path looks like
     modules: str = ""  # with your own methods or networks that this site trusts, separated by commas
     methods: str = ""  # that it has consented to, separated by commas; by default all that it knows
-    terms: str = ""  # directory with the terms that it was given; by default those of each order
+    terms: str = ""  # directory with the terms that it was given; by default those of its first order
     unreadable: Literal["fatal", "skip"] = "fatal"  # what to do about images that cannot be read
+    policy: str = ""  # file; by default policy.toml beside site.toml
+    key: str = ""  # file of the key that signs the log; by default the site's own
 
 
 @dataclass(frozen=True)

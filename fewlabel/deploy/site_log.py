@@ -1,9 +1,10 @@
-"""A site's own log of all that came and all that left. Each line is chained to the one before by its hash.
+"""A site's own log of all that came and all that left. Each line is chained to the one before, and signed.
 
 A line is on the disk before the reply that it describes leaves the site. Whoever changes, removes, inserts or moves a
-line breaks the chain there. Whoever cuts lines off at the end, or writes the whole log anew, leaves a chain without a
-break. That can only be noticed by someone who has noted the hash of a later line, the head. So keep heads away from
-the log.
+line breaks the chain there. Whoever writes the whole log anew without the site's key cannot sign it. Whoever cuts lines
+off at the end, or has the key, leaves a chain without a break. That shows by the hash of a later line, the head: each
+reply takes the line about itself along, and the coordinator keeps it (`log_heads`). Lines of before 0.2 have no
+signature; none may follow on a line that has one.
 """
 
 import hashlib
@@ -14,10 +15,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from fewlabel.core import storage
 from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.deploy import log_signature
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 FILE = "audit.jsonl"
 START = "0" * 64  # what the first line has before it
@@ -38,19 +43,36 @@ class Entry:
     bytes: int
     sha256: str  # of the payload
     previous: str  # hash of the line before
-    hash: str  # of all other fields
+    hash: str  # of all fields before it
+    signature: str = ""  # of the hash, by the site's key, in base64; empty before 0.2
 
     @property
     def sound(self) -> bool:
-        return self.hash == hashed({key: value for key, value in asdict(self).items() if key != "hash"})
+        named = ("hash", "signature")
+        return self.hash == hashed({key: value for key, value in asdict(self).items() if key not in named})
+
+    def text(self) -> str:
+        """Return the line as it is written. One without a signature is as before 0.2."""
+        table = asdict(self)
+        if not self.signature:
+            del table["signature"]
+        return json.dumps(table)
+
+    def signed_by(self, key: "EllipticCurvePublicKey") -> bool:
+        return bool(self.signature) and log_signature.verified(key, self.hash, self.signature)
 
 
 def hashed(line: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(line, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def note(folder: Path, direction: str, payload: Sequence[bytes], run: str, round: int, task: str) -> None:
-    """Append a line about a payload, which may come in parts. When this returns, the line survives a power cut."""
+def note(
+    folder: Path, direction: str, payload: Sequence[bytes], run: str, round: int, task: str, key: str = ""
+) -> Entry:
+    """Append a line about a payload, which may come in parts, and return it. It then survives a power cut.
+
+    `key` is the file of the key that signs it.
+    """
     digest = hashlib.sha256()
     for part in payload:
         digest.update(part)
@@ -61,7 +83,7 @@ def note(folder: Path, direction: str, payload: Sequence[bytes], run: str, round
         with path.open("a+b") as file:
             storage.lock(file)
             last = last_whole_line(file, path)
-            line = {
+            line: dict[str, Any] = {
                 "number": last.number + 1 if last else 1,
                 "time": datetime.now(UTC).isoformat(timespec="seconds"),
                 "run": run[:TEXT],
@@ -72,13 +94,16 @@ def note(folder: Path, direction: str, payload: Sequence[bytes], run: str, round
                 "sha256": digest.hexdigest(),
                 "previous": last.hash if last else START,
             }
-            file.write(json.dumps(line | {"hash": hashed(line)}).encode() + b"\n")
+            whole = hashed(line)
+            entry = Entry(**line, hash=whole, signature=log_signature.signed(Path(key), whole) if key else "")
+            file.write(entry.text().encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         if new:
             handle = os.open(folder, os.O_RDONLY)
             os.fsync(handle)  # or the file itself might not survive
             os.close(handle)
+        return entry
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {error.strerror}; nothing leaves this site until it can"
@@ -109,7 +134,7 @@ def entry_of(line: bytes) -> Entry | None:
     except (ValueError, TypeError):
         return None
     known = all(type(getattr(entry, field.name)) is field.type for field in fields(Entry))
-    same = known and entry.direction in ("in", "out") and json.dumps(asdict(entry)).encode() == line
+    same = known and entry.direction in ("in", "out") and entry.text().encode() == line
     return entry if same and entry.sound else None
 
 
@@ -144,13 +169,14 @@ class Account:
         raise StorageError(f"no line has the hash {head}: the log was cut off or written anew since you noted it")
 
 
-def verify(path: Path) -> Account:
-    """Read a log, and find each place where the chain is broken."""
+def verify(path: Path, key: "EllipticCurvePublicKey | None" = None) -> Account:
+    """Read a log, and find each place where the chain is broken, and with a key each line that it did not sign."""
     try:
         *lines, rest = path.read_bytes().split(b"\n")
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
     entries, faults, number, previous, spoiled = list[Entry](), list[str](), 0, START, 0
+    signed = False
     for place, line in enumerate(lines, 1):
         entry = entry_of(line)
         if entry is None:
@@ -158,6 +184,11 @@ def verify(path: Path) -> Account:
             spoiled += 1
             continue
         entries.append(entry)
+        if signed and not entry.signature:
+            faults.append(f"line {place} is not signed, although one before it is: it was put in")
+        elif key is not None and entry.signature and not entry.signed_by(key):
+            faults.append(f"line {place} is not signed by this site's key: it was written anew, or put in")
+        signed = signed or bool(entry.signature)
         if entry.number <= number:
             faults.append(f"line {place} has the number {entry.number}, which came before: it was moved, or put in")
             continue

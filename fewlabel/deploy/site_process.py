@@ -19,7 +19,6 @@ from fewlabel.core.errors import FewLabelError
 
 Parts = dict[str, Any]  # of a message or a reply: bytes or texts by name
 BEAT = 2.0  # seconds between two signs of life
-NOT_DONE = {"refused": "refused", "failed": "not carried out"}
 ALIVE = "alive"  # a file beside the socket, whose time is the last sign of life
 
 
@@ -60,9 +59,8 @@ def serve(reply: Callable[[Parts], Parts], socket: Path) -> None:
         while True:
             with suppress(OSError, EOFError, ValueError), listener.accept() as connection:
                 made = reply(receive(connection))
-                for kind in ("refused", "failed"):
-                    if kind in made:
-                        print(f"fewlabel: an order was {NOT_DONE[kind]}: {made[kind]}", file=sys.stderr, flush=True)
+                if "failed" in made:  # a refusal is said where it is decided
+                    print(f"fewlabel: an order was not carried out: {made['failed']}", file=sys.stderr, flush=True)
                 send(connection, made)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewlabel.core import metrics, wire
+from fewlabel.core import coarse, metrics, wire
 from fewlabel.core.errors import RunFailed
 from fewlabel.engine.executor import Outcome
 
@@ -69,10 +69,10 @@ class Round:
         return line
 
 
-def counts_of(outcome: Outcome, classes: int) -> metrics.Counts:
-    """Unpack and check the counts that a site sends of its test images."""
+def answer_of(outcome: Outcome, classes: int) -> coarse.Answer:
+    """Unpack and check what a site tells of a model on its test images."""
     if outcome.failure or outcome.payload is None:
         raise RunFailed(outcome.failure or "it sent nothing")
-    counts = wire.unpack(metrics.Counts, outcome.payload)
-    metrics.check_shared(counts, classes)
-    return counts
+    answer = wire.unpack(coarse.Answer, outcome.payload, finite=True)
+    coarse.check(answer, classes)
+    return answer

@@ -1,6 +1,7 @@
 """How bytes travel in Flower's messages: named parts in one ConfigRecord, to sites and to the nodes of a simulation."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -47,6 +48,12 @@ def answer(message: Message, **parts: bytes | str | None) -> Message:
     """Return a node's reply to a message."""
     record = ConfigRecord({name: part for name, part in parts.items() if part is not None})
     return Message(RecordDict({RECORD: record}), reply_to=message)
+
+
+def parts_of(reply: Message) -> dict[str, Any]:
+    """Return all parts of a reply by name, none if it is not one of ours."""
+    found = reply.content.get(RECORD)
+    return dict(found) if isinstance(found, ConfigRecord) else {}
 
 
 def upload_of(reply: Message, limit: int) -> bytes | None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fewlabel.core import coarse, schedule, tree, wire
 from fewlabel.core import metrics as evaluate
-from fewlabel.core import schedule, tree, wire
 from fewlabel.core.averaging import Kinds, average
 from fewlabel.core.errors import FewLabelError, RunFailed
 from fewlabel.core.federation import ClientError, ClientInfo, Mean, Model, Reply, Site, TooFewReplies, by_size
@@ -20,7 +20,7 @@ from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import Asked, Task, accept, task_of
 from fewlabel.core.tree import Tree
 from fewlabel.core.updates import check_size
-from fewlabel.engine.account import RESERVED, Failure, Round, counts_of, plain
+from fewlabel.engine.account import RESERVED, Failure, Round, answer_of, plain
 from fewlabel.engine.attack import claimed
 from fewlabel.engine.checkpoint import Saved
 from fewlabel.engine.conduct import Conduct, Judge, Lost
@@ -218,7 +218,7 @@ class Server:
         """Return the metrics behind `evaluate`'s tickets. Those of all sites together are under `sites`."""
         found: dict[str, Any] = {}
         clients = {f"client {client}": client for client in self.world.tested}
-        counts, failures, up = list[evaluate.Counts](), list[Failure](), 0
+        answers, failures, up = list[coarse.Answer](), list[Failure](), 0
         for name, ticket in tickets.items():
             while not self.executor.tickets.ready(ticket):
                 self.executor.wait()
@@ -226,17 +226,16 @@ class Server:
             if name in clients:
                 up += len(outcome.payload or b"")
                 try:
-                    counts.append(counts_of(outcome, self.num_classes))
+                    answers.append(answer_of(outcome, self.num_classes))
                 except FewLabelError as error:
                     failures.append({"client": clients[name], "task": "evaluate", "why": str(error)})
             elif outcome.failure:
                 raise RunFailed(f"the model cannot be evaluated: {outcome.failure}")
             else:
                 found[name] = outcome.outside
-        if asked := len(counts) + len(failures):
+        if asked := len(answers) + len(failures):
             spent = {"asked": asked, "bytes_up": up, "bytes_down": asked * self._asked_bytes, "failures": failures}
-            merged = evaluate.merge(counts) if counts else None
-            metrics = evaluate.metrics(merged, *evaluate.pooled_auc(merged)) if merged else {}
+            metrics = coarse.pooled(answers) if answers else {}
             found["sites"] = metrics | spent
             if metrics:
                 found.setdefault("test", metrics)  # where the server has nothing to test on

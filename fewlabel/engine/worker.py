@@ -113,7 +113,7 @@ class Worker:
 
         This is the only place where hidden labels are compared with pseudo-labels.
         """
-        outside: dict[str, Any] = {"images": list(site.tally.trained)}
+        outside: dict[str, Any] = {"images": list(site.tally.trained), "steps": site.tally.steps}
         where = torch.from_numpy(self.world.share(job.client, job.round).unlabeled) if site.audited else torch.empty(0)
         labels: dict[int, Tensor] = {}
         for index, pseudo_label, epoch in site.audited or ():
@@ -147,7 +147,14 @@ class Worker:
         return right / len(test)
 
     def evaluate(self, job: Job, weights: Tree, rng: Rng) -> Outcome:
-        """Measure a model. If its statistics stay at the clients, take those of the images that it is measured on."""
+        """Measure a model on images of the server's."""
+        return Outcome(None, metrics.measure(*self.scores(job, weights, rng)))
+
+    def scores(self, job: Job, weights: Tree, rng: Rng) -> tuple[Tensor, Tensor]:
+        """Return a model's probabilities for the images of a split, and their labels.
+
+        If its statistics stay at the clients, take those of the images that it is measured on.
+        """
         images = self.world.whole(job.task, rng)
         view = self.world.view(job.task) if job.client == SERVER_ID else "plain"
 
@@ -157,10 +164,7 @@ class Worker:
         self.model.load_state_dict(tree.untrained(self.model) | weights)
         if tree.statistics(tree.of(self.model)).keys() - weights.keys():
             batch_statistics(self.model, batches())
-        scores = metrics.predict(self.model, batches())
-        if job.client != SERVER_ID:  # a site's own test images: only counts may leave it
-            return Outcome(wire.pack(metrics.shared(scores, images.y)), {})
-        return Outcome(None, metrics.measure(scores, images.y))
+        return metrics.predict(self.model, batches()), images.y
 
     def statistics(self, job: Job, weights: Tree, rng: Rng) -> Outcome:
         """Return a client's own BatchNorm statistics under these weights, over all of its images."""

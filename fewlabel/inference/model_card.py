@@ -210,6 +210,11 @@ def results(run: Run, card: Card) -> Iterator[str]:
 
 def by_class(test: dict[str, Any], card: Card) -> tuple[tuple[str, ...], ...]:
     """Return a row for each class: its name, test images, recall, precision and AUC."""
+    if not test["confusion"]:  # from sites, which tell less
+        counts = zip(card.classes, test["images_per_class"], test["recall_per_class"], strict=True)
+        return tuple(
+            (name, f"{count:,}", percent(recall), percent(None), percent(None)) for name, count, recall in counts
+        )
     confusion: Sequence[Sequence[int]] = test["confusion"]
     named = [sum(column) for column in zip(*confusion, strict=True)]
     aucs = test["auc_per_class"] or [None] * len(card.classes)

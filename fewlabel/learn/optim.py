@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fewlabel.core import tree
-from fewlabel.core.schedule import scaled
+from fewlabel.core.schedule import allowed, scaled
 from fewlabel.core.schema import Count, NonNegative, Positive, Share
 from fewlabel.core.tree import Tree
 
@@ -58,7 +58,7 @@ class SGD:
             parameters,
             gradients,
             *momentum or [[]],
-            lr=self.lr,
+            lr=allowed(self.lr),
             momentum=self.local.momentum,
             weight_decay=self.local.weight_decay,
             dampening=0.0,
@@ -88,7 +88,7 @@ class Adam:
             second,
             [],
             steps,
-            lr=self.lr,
+            lr=allowed(self.lr),
             beta1=self.local.momentum,
             beta2=self.local.second_momentum,
             weight_decay=self.local.weight_decay,

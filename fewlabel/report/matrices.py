@@ -99,10 +99,10 @@ def confusion(row: Row) -> Drawing | None:
     """Draw which classes the last model predicts for the images of each class."""
     import numpy as np
 
-    tests = tested(row)
+    tests = [test["confusion"] for test in tested(row) if test.get("confusion")]  # sites do not tell theirs
     if not tests:
         return None
-    counts = np.sum([t["confusion"] for t in tests], axis=0, dtype=float)
+    counts = np.sum(tests, axis=0, dtype=float)
     with np.errstate(invalid="ignore"):
         shares = 100 * counts / counts.sum(1, keepdims=True)
     figure = matrix(shares, row.classes, row.classes, "class", "predicted class", PERCENT)

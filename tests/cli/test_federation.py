@@ -347,8 +347,48 @@ def test_three_sites(tmp_path: Path, machines: list[Host]) -> None:
     finally:
         session.end()
     assert [processes.marked(tmp_path / name) for name in ("fed", "site-0", "site-1", "site-2")] == [[]] * 4
+    assert "lines that the coordinator kept of it" in session.run("audit site-0 --federation fed")
+    log = tmp_path / "site-0" / "state" / "audit.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-2]))
+    session.run("audit site-0")  # a cut does not show in the log alone
+    assert "which the coordinator kept on" in session.run("audit site-0 --federation fed", 4)
     simulated(load(tmp_path / "run" / "experiment.toml"), tmp_path / "simulated")
     assert lines(tmp_path / "run") == lines(tmp_path / "simulated")
+    assert weights(tmp_path / "run") == weights(tmp_path / "simulated")
+
+
+@pytest.mark.slow
+def test_a_site_decides_what_runs(tmp_path: Path) -> None:
+    """It refuses by its policy, a person approves, and it withdraws; both sides read why, in their terminals."""
+    session = Session(tmp_path)
+    session.set_up(sites=2, rounds=2)
+    run = "federation run fed e.toml --data sites --out {} --patience {}"
+    try:
+        session.begin("serve", "federation serve fed", "serving at")
+        session.run("federation enrol fed site-1/enrolment.json")
+        for n in range(2):
+            session.begin(f"join{n}", f"site join site-{n} --yes", f"joined as client {n} of 'fed'")
+        told = session.run(f"{run.format('fast', 15)} --set method.local.lr=1.0", 3)
+        why = "the policy of this site does not allow it: its largest learning rate is 0.1, and method.local.lr = 1"
+        assert why in told
+        session.until_said("join0", f"refused info: {why}")
+
+        file = tmp_path / "site-0" / "policy.toml"
+        file.write_text(file.read_text().replace('ask = "never"', 'ask = "once"'))
+        session.begin("run", run.format("run", 300), "a person at this site approves each experiment")
+        assert "method    labels-only, for 2 rounds" in session.run("site approve site-0 --yes")
+        session.until_said("run", "round 2/2")
+        assert session.left.pop("run").wait(120) == 0
+
+        told = session.run("site leave site-0 --withdraw")
+        assert "(labels-only): 2 x local_update in rounds 1 to 2" in told
+        assert "does not unlearn" in told
+        assert session.left.pop("join0").wait(60) == 0
+        assert "has withdrawn; to take part again" in session.run("site join site-0 --yes", 2)
+        session.run("federation stop fed")
+    finally:
+        session.end()
+    simulated(load(tmp_path / "run" / "experiment.toml"), tmp_path / "simulated")
     assert weights(tmp_path / "run") == weights(tmp_path / "simulated")
 
 

@@ -1,6 +1,5 @@
 """Metrics against values worked by hand, against scikit-learn, and pooled against whole."""
 
-import itertools
 import json
 import math
 import warnings
@@ -13,17 +12,12 @@ from torch import Tensor, nn
 
 from fewlabel.core.errors import BadInput
 from fewlabel.core.metrics import (
-    BINS,
     Audit,
-    Counts,
     auc,
     audit_metrics,
     count,
     measure,
-    merge,
     merge_audits,
-    metrics,
-    pooled_auc,
     predict,
 )
 
@@ -68,21 +62,12 @@ CASES["float32 and uint8"] = CASES["plain"][0].float(), CASES["plain"][1].to(tor
 each_case = pytest.mark.parametrize(("scores", "y"), CASES.values(), ids=CASES.keys())
 
 
-def same(a: Counts, b: Counts) -> bool:
-    pairs = [(a.confusion, b.confusion), (a.above, b.above), (a.histogram, b.histogram)]
-    return all(x is z is None or (x.dtype == z.dtype == torch.int64 and torch.equal(x, z)) for x, z in pairs)
-
-
 def test_counts_by_hand():
-    counts = count(TINY, TINY_Y, histogram=True)
+    counts = count(TINY, TINY_Y)
     assert counts.confusion.tolist() == [[1, 1, 0], [1, 2, 0], [0, 1, 0]]
     # From 0.4 on (0.40 itself is in): class 0: 0.70 (is 0), 0.40 (is 1). Class 1: 0.45 (is 0), 0.80, 0.40 and 0.50
     # (are 1), 0.50 (is 2). Class 2: 0.45 (is 1).
     assert counts.above.tolist() == [[1, 1], [2, 3], [1, 0]]
-    assert counts.histogram.shape == (3, 2, BINS)
-    assert counts.histogram.sum(2).tolist() == [[4, 2], [3, 3], [5, 1]]
-    assert counts.histogram[1, 1, BINS // 2] == 1  # 0.50, of class 1, opens the upper half
-    assert count(TINY, TINY_Y).histogram is None
 
 
 def test_metrics_by_hand():
@@ -110,7 +95,6 @@ def test_metrics_by_hand():
     assert result["binary_accuracy"] == pytest.approx((4 / 6 + 4 / 6 + 4 / 6) / 3)
     assert result["binary_f1"] == pytest.approx((2 / 4 + 6 / 8 + 0) / 3)  # twice the hits by hits, alarms and positives
     assert result["confusion"] == [[1, 1, 0], [1, 2, 0], [0, 1, 0]]
-    assert "auc_bound" not in result
 
 
 def test_another_threshold():
@@ -127,8 +111,6 @@ def test_collapsed_pneumonia_mnist():
     assert result["images"] == 624
     assert [100 * result[name] for name in ("accuracy", "precision", "recall", "auc")] == [62.5, 31.25, 50.0, 50.0]
     assert result["specificity"] == result["balanced_accuracy"] == 0.5
-    value, bound = pooled_auc(count(scores, y, histogram=True))
-    assert value.tolist() == bound.tolist() == [0.5, 0.5]
 
 
 @each_case
@@ -172,50 +154,6 @@ def test_auc_agrees_with_sklearn(scores: Tensor, y: Tensor):
 
 
 @each_case
-def test_merge_is_the_whole(scores: Tensor, y: Tensor):
-    cuts = [0, 7, 7, 30, len(y)]  # one part is empty
-    parts = [count(scores[a:b], y[a:b], histogram=True) for a, b in itertools.pairwise(cuts)]
-    whole = count(scores, y, histogram=True)
-    assert same(merge(iter(parts)), whole)
-    assert same(merge([merge(parts[:2]), merge(parts[2:])]), whole)
-    assert same(merge(count(scores[a::3], y[a::3]) for a in range(3)), count(scores, y))
-    assert metrics(merge(parts)) == metrics(whole)
-
-
-@pytest.mark.parametrize("sharpness", [0.0, 1.0, 20.0, 200.0])
-def test_pooled_auc_is_within_its_bound(sharpness: float):
-    """Sharp scores crowd into the first and last bins, where a histogram sees least."""
-    scores, y = random_case(9, 3000, 4)
-    scores = (scores.log() * sharpness).softmax(1)
-    value, bound = pooled_auc(count(scores, y, histogram=True))
-    assert ((value - auc(scores, y)).abs() <= bound + 1e-12).all()
-    if sharpness == 1.0:
-        assert bound.max() < 1e-3
-    if sharpness == 200.0:
-        assert bound.min() > 0.01  # the case does crowd
-
-
-def test_pooled_auc_bound_is_reached():
-    # Both images in one bin, in the right order: exact 1, pooled 1/2, bound 1/2. Scores beyond [0, 1] are held in it.
-    scores, y = torch.tensor([[1.0, 0.0], [1.0 - 1e-6, 1e-6], [1.001, -0.001]]), torch.tensor([0, 1, 0])
-    value, bound = pooled_auc(count(scores, y, histogram=True))
-    assert auc(scores, y).tolist() == [1.0, 1.0]
-    assert value.tolist() == bound.tolist() == [0.5, 0.5]
-
-
-def test_pooled_metrics_name_their_bound():
-    scores, y = CASES["absent classes"]
-    counts = count(scores, y, histogram=True)
-    value, bound = pooled_auc(counts)
-    result = metrics(counts, value, bound)
-    assert result["auc_bound"] == pytest.approx(bound.nanmean().item())
-    assert abs(result["auc"] - measure(scores, y)["auc"]) <= result["auc_bound"] + 1e-12
-    assert result["auc_per_class"][0] is None
-    assert metrics(counts)["auc"] is None
-    assert metrics(counts)["auc_per_class"] is None
-
-
-@each_case
 def test_metrics_are_plain_json(scores: Tensor, y: Tensor):
     result = measure(scores, y)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
@@ -223,11 +161,9 @@ def test_metrics_are_plain_json(scores: Tensor, y: Tensor):
 
 def test_no_images():
     scores, y = torch.empty(0, 3), torch.empty(0, dtype=torch.int64)
-    counts = count(scores, y, histogram=True)
-    result = metrics(counts, *pooled_auc(counts))
+    result = measure(scores, y)
     lists = {"recall_per_class": [None] * 3, "auc_per_class": [None] * 3, "confusion": [[0] * 3] * 3}
     assert result == dict.fromkeys(result) | {"images": 0} | lists
-    assert measure(scores, y) == {name: value for name, value in result.items() if name != "auc_bound"}
     json.dumps(result, allow_nan=False)
 
 
@@ -252,13 +188,7 @@ def test_bad_input(scores: Tensor, y: Tensor, says: str):
             function(scores, y)
 
 
-def test_what_cannot_be_merged():
-    with_histogram, without = count(TINY, TINY_Y, histogram=True), count(TINY, TINY_Y)
-    for parts in ([], [with_histogram, without], [without, count(TINY[:2, :2], TINY_Y[:2])]):
-        with pytest.raises(BadInput):
-            merge(parts)
-    with pytest.raises(BadInput, match="histogram=True"):
-        pooled_auc(without)
+def test_audits_of_nobody_cannot_be_merged():
     with pytest.raises(BadInput):
         merge_audits([])
 

@@ -23,7 +23,7 @@ from fewlabel.core.federation import Model, TooFewReplies, train
 from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import tasks
 from fewlabel.data import partition
-from fewlabel.deploy import flower, members, site
+from fewlabel.deploy import flower, keys, members, site
 from fewlabel.deploy.flower import client_app
 from fewlabel.deploy.messages import Introduction, Order
 from fewlabel.deploy.nodes import Absent
@@ -350,7 +350,8 @@ def four(tmp_path) -> Path:
     """A federation that has enrolled nodes 7000 to 7003 as clients 0 to 3."""
     folder = tmp_path / "federation"
     members.create(folder, members.Federation("four", "127.0.0.1:1", version("fewlabel")), {})
-    enrolled = (members.Member(n, f"site {n}", f"key {n}", str(n), "2026-01-01", 7000 + n) for n in range(4))
+    public = [keys.public_half(keys.new_key(folder / f"key{n}", ssh=True)) for n in range(4)]
+    enrolled = (members.Member(n, f"site {n}", public[n], str(n), "2026-01-01", 7000 + n) for n in range(4))
     members.write_members(folder, tuple(enrolled))
     return folder
 

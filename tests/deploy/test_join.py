@@ -123,16 +123,16 @@ def test_a_process_that_is_stopped_is_found_and_ended_and_one_at_work_is_not(
         until(lambda: hangs.end() or last_beat(socket) != first)
         assert programs.first_ended() is None
 
-        assert ask(socket, {"order": "way"}) == ask(socket, {"order": "way"}) == {"refused": "no way"}
+        assert ask(socket, {"order": "way"}) == ask(socket, {"order": "way"}) == {"failed": "no way"}
         until(lambda: words.tell() or words.told)
-        assert capsys.readouterr().err == "fewlabel: an order was refused: no way\n"
+        assert capsys.readouterr().err == "fewlabel: an order was not carried out: no way\n"
 
         programs.started[join.PROCESS].send_signal(signal.SIGSTOP)
         until(hangs.end)
         assert programs.first_ended() == join.PROCESS
         assert "has given no sign of life for 2 s, so it is ended and started again" in capsys.readouterr().err
         join.start_process(programs, command)
-        assert ask(socket, {"order": "way"}) == {"refused": "no way"}
+        assert ask(socket, {"order": "way"}) == {"failed": "no way"}
 
         monkeypatch.setattr(join, "LOOK", 0.1)
         programs.started[join.NODE].send_signal(signal.SIGSTOP)

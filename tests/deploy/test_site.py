@@ -13,7 +13,8 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
-from fewlabel.core import metrics, tree, wire
+from fewlabel.cli.main import main
+from fewlabel.core import tree, wire
 from fewlabel.core.errors import BadInput, RunFailed
 from fewlabel.core.federation import ClientInfo, Model, TooFewReplies
 from fewlabel.core.rng import Rng
@@ -299,45 +300,6 @@ def test_a_site_normalises_for_pretrained_weights_as_the_simulator_does():
     assert (seen.mean, seen.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def test_counts_that_leave_a_site_by_hand():
-    """Twelve images of class 0 and eight of class 1; of class 2 there are four, too few to tell of.
-
-    A score of 0.9 falls into the interval 57 of 64, one of 0.1 into 6.
-    """
-    y = torch.tensor([0] * 12 + [1] * 8 + [2] * 4)
-    scores = torch.tensor([[0.9, 0.1, 0.0]]).repeat(24, 1)
-    scores[12:15] = torch.tensor([0.1, 0.9, 0.0])
-    counts = metrics.shared(scores, y)
-    assert counts.confusion.tolist() == [[12, 0, 0], [5, 3, 0], [0, 0, 0]]
-    assert counts.histogram is not None
-    assert counts.histogram.shape == (3, 2, 64)
-    assert counts.histogram[0, 1].nonzero().flatten().tolist() == [57]
-    assert counts.histogram[1, 1, [6, 57]].tolist() == [5, 3]
-    assert int(counts.histogram[2, 1].sum()) == 0
-    metrics.check_shared(counts, 3)
-    # Of 8 * 12 pairs for class 1, 3 * 12 are in order and 5 * 12 tied: (36 + 30) / 96.
-    assert metrics.pooled_auc(counts)[0][1] == 66 / 96
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda c: {"confusion": c.confusion[:1]},
-        lambda c: {"confusion": c.confusion - 1},
-        lambda c: {"confusion": c.confusion.float()},
-        lambda c: {"above": c.above + 30},
-        lambda c: {"histogram": None},
-        lambda c: {"histogram": c.histogram * 2},
-        lambda c: {"confusion": c.confusion * 0, "above": c.above * 0, "histogram": c.histogram * 0},
-    ],
-)
-def test_counts_that_cannot_be_are_refused(change):
-    counts = metrics.shared(torch.tensor([[0.9, 0.1], [0.2, 0.8]]).repeat(10, 1), torch.tensor([0, 1] * 10))
-    metrics.check_shared(counts, 2)
-    with pytest.raises(BadInput, match="its counts are refused"):
-        metrics.check_shared(replace(counts, **change(counts)), 2)
-
-
 def give_tests(data: Path, counts: dict[int, int]) -> int:
     """Gives parts of the common test set to sites as their own; returns how many images it has."""
     with np.load(data / "test.npz") as test:
@@ -358,11 +320,12 @@ def test_sites_that_test_give_the_metrics_of_all_their_images_together(sites, tm
     told = [line["sites"] for line in read_rounds(run)]
     asked = [(order.job.client, order.job.task, order.job.round) for order in here.orders("evaluate")]
     assert asked == [(0, "test", 1), (3, "test", 1), (0, "test", 2), (3, "test", 2)]
-    assert (told[-1]["asked"], told[-1]["failures"], told[-1]["images"]) == (2, [], 300)
-    # All 300 test images are at one of the two sites, and the server has the same 300.
-    test = [line["test"] for line in read_rounds(run)]
-    assert [line["confusion"] for line in told] == [line["confusion"] for line in test]
-    assert all(abs(line["auc"] - exact["auc"]) <= line["auc_bound"] for line, exact in zip(told, test, strict=True))
+    assert (told[-1]["asked"], told[-1]["failures"], told[-1]["images"]) == (2, [], 250)  # 100 and 150
+    # No class has 50 images at a site. The accuracies are whole steps of 2 and of 3, each at most a step off.
+    assert told[-1]["recall_per_class"] == [None] * 10
+    for line, exact in zip(told, [line["test"] for line in read_rounds(run)], strict=True):
+        assert any(line["accuracy"] == pytest.approx((50 * a + 50 * b) / 250) for a in range(3) for b in range(4))
+        assert abs(line["accuracy"] - exact["accuracy"]) < 0.5
     simulated(whole, tmp_path / "simulated")  # and nobody trained on what is for the test
     assert weights(run) == weights(tmp_path / "simulated")
 
@@ -373,23 +336,25 @@ def test_where_the_server_has_nothing_to_test_on_the_sites_metrics_are_the_resul
     (data / "test.npz").unlink()
     serve(local_grid(data, tmp_path / "state"), run := federate(whole, data, tmp_path / "run"))
     told, found = read_rounds(run)[-1], json.loads((run / "summary.json").read_text())["last"]["test"]
-    assert found["images"] == 300
+    assert found["images"] == 250
     assert found == told["test"]
     assert found.items() <= told["sites"].items()
+    assert main(["show", str(run), "--report", str(tmp_path / "page.html")]) == 0
+    assert main(["export", str(run), "--to", "safetensors", "--out", str(tmp_path / "exported")]) == 0
 
 
 def test_a_site_with_few_images_to_test_on_tells_nothing_of_them(sites, tmp_path):
     whole, data = sites
-    give_tests(data, {1: 19})
+    give_tests(data, {1: 49})
     serve(here := local_grid(data, tmp_path / "state"), run := federate(whole, data, tmp_path / "run"))
     assert here.orders("evaluate") == []
     assert "sites" not in read_rounds(run)[0]
     order = Order(dumps(whole), deployed.load_terms(data), Job("0" * 32, "evaluate", "test", client=1, round=1))
     found = deployed.reply(here.configs[7001], {"order": wire.pack(order), "message": b""})
-    assert found == {"refused": "this site has fewer than 20 images to test on"}
+    assert found == {"refused": "this site has fewer than 50 images to test on"}
 
 
-def test_wrong_counts_of_a_site_are_named_and_left_out(sites, tmp_path):
+def test_a_wrong_answer_of_a_site_is_named_and_left_out(sites, tmp_path):
     whole, data = sites
     give_tests(data, {0: 150, 1: 150})
 
@@ -398,7 +363,7 @@ def test_wrong_counts_of_a_site_are_named_and_left_out(sites, tmp_path):
 
     serve(local_grid(data, tmp_path / "state", meddle=meddle), federate(whole, data, tmp_path / "run"))
     told = read_rounds(tmp_path / "run")[0]["sites"]
-    assert told["images"] <= 150
+    assert told["images"] == 150
     assert told["asked"] == 2
     ((client, task, why),) = (failure.values() for failure in told["failures"])
     assert (client, task) == (1, "evaluate")
@@ -431,7 +396,7 @@ def test_consent_names_every_field_that_a_task_sends_and_what_it_reveals(name):
             assert f"\n{task.name}, " in said
             assert all(f"\n  {field.name}: " in said for field in fields(upload))
     assert "does not say" not in said
-    assert "a confusion matrix" in said
+    assert "rounded by chance" in said
 
 
 def test_consent_says_what_each_field_is():
@@ -455,7 +420,7 @@ def test_consent_to_a_method_that_does_not_exist_is_an_error():
 def test_who_names_no_method_asks_for_consent_to_all_of_them():
     said = consent_to_all("lungs")
     assert all(f"\n{name}: " in said for name in ("fedavg", "fedirm", "cbafed", "fedmatch"))
-    assert "a confusion matrix" in said
+    assert "rounded by chance" in said
 
 
 def test_what_was_consented_to_is_what_a_site_does():
