@@ -55,18 +55,8 @@ class Checkpoint:
 
 
 PATHS = (("data", "path"), ("clients", "file"))
-STORED = {
-    "method",
-    "seed",
-    "rounds",
-    "data",
-    "model",
-    "clients",
-    "labels",
-    "views",
-    "evaluate",
-    "checkpoint",
-}  # by dumps
+# The tables and settings that every stored run has.
+STORED = {"method", "seed", "rounds", "data", "model", "clients", "labels", "views", "evaluate", "checkpoint"}
 NAMED = ("method", "data", "model")  # tables that their name alone can stand for
 
 # Rows of every table in an experiment of their own: name -> (method, whether it has every label, explanation).
@@ -90,8 +80,11 @@ def method_by_recipe(method: Any, recipe: str) -> Any:
     """Return a method as a recipe trains its sites. Settings that are not the method's own stay: someone set them."""
     from fewlabel.methods.recipe import changed_sites
 
+    changed = changed_sites(method, "printed", recipe)
+    if not changed:  # among others, a method of your own, which may be no dataclass
+        return method
     table = schema.plain(method)
-    for key, value in changed_sites(method, "printed", recipe).items():
+    for key, value in changed.items():
         schema.assign(table, key, as_text(value))
     return schema.read(type(method), table, "method")
 

@@ -25,6 +25,7 @@ from fewlabel.learn.optim import SGD, Adam, Local
 from fewlabel.learn.relation import class_sums
 from fewlabel.methods import METHODS
 from tests.hand import site
+from tests.own_methods import Idle
 
 LN2 = math.log(2)
 
@@ -152,6 +153,11 @@ def test_a_recipe_trains_the_sites_of_an_object_as_those_of_its_name(name):
     assert Experiment(method=METHODS[name], train="fewlabel").method == named.method
     assert Experiment(method=named.method, train="fewlabel").method == named.method
     assert Experiment(method=named.method, train="printed").method == named.method  # whoever gives it means it
+
+
+def test_a_method_of_your_own_is_left_as_it_is():
+    own = Idle()
+    assert Experiment(method=own, train="fewlabel").method is own
 
 
 def test_what_is_changed_in_an_object_stays():

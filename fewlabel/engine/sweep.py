@@ -41,9 +41,7 @@ def grid(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], changes: Se
         if (method := varied.pop("method", None)) is not None:
             table["method"] = method if isinstance(method, dict) else {"name": method}
         for recipe in [*recipes, *([varied.pop("recipe")] if "recipe" in varied else [])]:
-            table = by_another_recipe(
-                table, recipe
-            )  # it wins over the file's training, and what is varied wins over it
+            table = by_another_recipe(table, recipe)  # wins over the file's training; what is varied wins over it
         for key, value in varied.items():
             schema.assign(table, key, value)
         try:

@@ -118,6 +118,7 @@ def test_the_pass_through_the_weights_nearby_leaves_batchnorm_statistics_alone()
     for radius in (0.0, 0.1):
         network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(1), nn.Linear(1, 2))
         nn.init.constant_(network[2].weight, 0.1)
+        network[2].bias.data.copy_(torch.tensor([0.3, 0.0]))  # drawn ones would leave out other images in each network
         one = site(0, unlabeled=[1, 3], network=network)
         start = Model({name: value.clone() for name, value in network.state_dict().items()})
         ends.append(replace(PLAIN, radius=radius, threshold=0.1).local_update(one, start).model)
