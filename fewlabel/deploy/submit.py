@@ -83,10 +83,10 @@ def follow(folder: Path, directory: Path, experiment: Experiment) -> None:
             until = time.monotonic() + 10
             while at_its_end(directory, experiment) and time.monotonic() < until:
                 time.sleep(0.05)
-            if not isinstance(error, KeyboardInterrupt) or not record.is_finished(directory):  # or all is well
+            if not record.is_finished(directory):
                 end(folder, directory, number)
                 error.add_note(f"to go on: {resume_command(folder, directory)}")
-                raise
+            raise
     refuse_unfinished(folder, directory, why)
 
 
