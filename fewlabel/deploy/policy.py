@@ -29,6 +29,7 @@ least_batch = 8        # images in a batch
 least_steps = 2        # steps of training before weights leave: after one step, they show the exact gradient
 most_epochs = 501      # passes over your images in a round; CBAFed's warm-up has 501
 largest_rate = 0.1     # learning rate
+statistics = false     # exact BatchNorm statistics of your images (model.buffers = "recomputed") may leave
 most_rounds = 1000     # of a run
 most_runs = 20         # in all
 until = "{until}"   # the last day on which this site takes part
@@ -58,6 +59,7 @@ class Policy:
     least_steps: Count | None = None  # of training, before weights leave
     most_epochs: Count | None = None  # in a round
     largest_rate: Positive | None = None  # learning rate
+    statistics: bool = True  # whether exact BatchNorm statistics may leave, where an experiment recomputes them
     most_rounds: Count | None = None  # of a run
     most_runs: Natural | None = None  # in all
     until: str | None = None  # last day, such as 2027-12-31
@@ -113,6 +115,8 @@ def objections(policy: Policy, experiment: Experiment, labeled: int | None = Non
         yield f"its methods are {', '.join(policy.methods)}, and this is {experiment.name} (methods)"
     if policy.networks and experiment.model.name not in policy.networks:
         yield f"its networks are {', '.join(policy.networks)}, and this is {experiment.model.name} (networks)"
+    if not policy.statistics and experiment.model.buffers == "recomputed":
+        yield "no exact statistics of images leave it, and model.buffers = 'recomputed' (statistics)"
     if policy.most_rounds is not None and experiment.rounds > policy.most_rounds:
         yield f"it takes part for {policy.most_rounds} rounds, and rounds = {experiment.rounds} (most_rounds)"
     for key, value in settings_at_sites(experiment):

@@ -19,7 +19,7 @@ from fewlabel.deploy.server import serve
 from fewlabel.deploy.site_folder import SiteConfig
 from fewlabel.engine.executor import Job
 from fewlabel.engine.record import read_rounds
-from fewlabel.experiment import Experiment, Labels, dumps
+from fewlabel.experiment import Experiment, Labels, Net, dumps
 from fewlabel.methods import METHODS
 from tests.deploy.federated import experiment, federate, local_grid, simulated, split, weights
 
@@ -42,6 +42,13 @@ def test_a_fresh_policy_is_a_file_that_is_read_as_it_says(tmp_path):
     assert (found.evaluate.least, found.evaluate.most, found.most_runs) == (50, 500, 20)
     assert found.last_day() is not None
     assert {*tomllib.loads((tmp_path / policy.FILE).read_text())} == {*vars(found)}  # it names every setting
+
+
+def test_a_fresh_policy_lets_no_exact_statistics_leave(tmp_path):
+    whole = Experiment(method="fedavg", model=Net("resnet18", buffers="recomputed"))
+    sentence = "no exact statistics of images leave it, and model.buffers = 'recomputed' (statistics)"
+    assert list(policy.objections(fresh(tmp_path), whole)) == [sentence]
+    assert list(policy.objections(policy.Policy(), whole)) == []
 
 
 OBJECTIONS = {
