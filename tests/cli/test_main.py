@@ -211,7 +211,9 @@ def test_a_sweep_runs_the_grid_of_file_and_options_and_resumes(fewlabel: Command
     again = fewlabel(*argv, "--workers", "2", "--format", "json")
     assert again.err.splitlines()[0] == "3 of 4 runs are done already"
     assert again.err.splitlines()[1].startswith("fewlabel: Labels: 1 of 5 clients")
-    assert len(again.err.splitlines()) == 3
+    assert [line for line in again.err.splitlines()[1:] if not line.startswith("fewlabel: ")] == [
+        line for line in again.err.splitlines() if line.startswith("4/4  ")
+    ]
     assert first.exists()
 
 
@@ -475,7 +477,7 @@ def test_an_old_runs_own_file_runs_as_it_did(fewlabel: Command, tmp_path: Path, 
 
 def test_tables_name_the_recipe(fewlabel: Command) -> None:
     shown = fewlabel("run", *QUICK, "--workers", "1", "--out", "one").out
-    told = "Recipe fewlabel: cosine schedule, average over rounds, balanced classes, warm-up on labels alone."
+    told = "Recipe fewlabel: cosine schedule, average over rounds, balanced classes, warm-up on labels alone"
     assert told in " ".join(shown.split())
     assert told in Path("one/report.html").read_text()
     recipes = ("--vary", "recipe=fewlabel,printed", "--set", "data.name=digits")

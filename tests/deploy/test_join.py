@@ -104,7 +104,7 @@ import sys
 from pathlib import Path
 from fewlabel.deploy import site_process
 site_process.BEAT = 0.1
-site_process.serve(lambda parts: {"refused": "no " + parts["order"]}, Path(sys.argv[1]))
+site_process.serve(lambda parts: {"failed": "no " + parts["order"]}, Path(sys.argv[1]))
 """
 
 

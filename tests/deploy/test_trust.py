@@ -15,7 +15,7 @@ from fewlabel.core.federation import ClientInfo
 from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import tasks
 from fewlabel.data.settings import Attack
-from fewlabel.deploy import members
+from fewlabel.deploy import keys, members
 from fewlabel.deploy.messages import Introduction
 from fewlabel.deploy.server import serve
 from fewlabel.engine.attack import attacked
@@ -104,7 +104,8 @@ def test_a_member_is_named_by_its_name(tmp_path):
     whole = experiment("method=fedavg", "labels.at=every-client", "labels.fraction=0.5", *BOUNDS)
     data, folder = split(whole, tmp_path / "sites"), tmp_path / "federation"
     members.create(folder, members.Federation("demo", "127.0.0.1:9443", "0.2.0"), {})
-    admitted = [members.Member(n, f"Klinik {'ABCD'[n]}", f"key {n}", f"nonce {n}", "", 7000 + n) for n in range(4)]
+    public = [keys.public_half(keys.new_key(tmp_path / f"key {n}", ssh=True)) for n in range(4)]
+    admitted = [members.Member(n, f"Klinik {'ABCD'[n]}", public[n], f"nonce {n}", "", 7000 + n) for n in range(4)]
     members.write_members(folder, tuple(admitted))
 
     def claims(job: Job, reply: Message) -> Message:

@@ -555,8 +555,10 @@ def test_the_note_on_the_recipe_says_whose_sites_were_changed(made: Made) -> Non
             "rscfed": [f"method.local.{key}" for key in ("lr=0.1", "epochs=1", "clip=1.0", "batch_size=8")],
         }.items()
     )
-    assert note(whole).endswith("balanced classes, warm-up on labels alone.")
-    assert note(whole, few).endswith("labels alone. Not as the recipe trains sites: fedprox (method.local.lr).")
+    assert note(whole).endswith("balanced classes, warm-up on labels alone, mixed images.")
+    assert note(whole, few).endswith(
+        "labels alone, mixed images. Not as the recipe trains sites: fedprox (method.local.lr)."
+    )
     assert note(many).endswith(
         "sites: rscfed (method.local.epochs, method.local.batch_size, method.local.lr and 1 more)."
     )
