@@ -273,6 +273,7 @@ def test_a_folder_without_a_policy_is_as_it_was(tmp_path):
     assert schema.plain(policy.Policy()) == {
         "methods": [],
         "networks": [],
+        "statistics": True,
         "ask": "never",
         "evaluate": {"least": 50, "most": 500},
     }
