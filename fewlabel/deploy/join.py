@@ -64,11 +64,12 @@ def take_part(programs: processes.Programs, commands: dict[str, list[str]], site
     federation = members.read_trust(Path(site.trust))
     reachable = (lambda: None) if insecure else partial(check_server, Path(site.trust))
     with suppress(KeyboardInterrupt), processes.interruptible(), programs.cleaned_up():
+        words = Words(programs.log(PROCESS))
         start_process(programs, commands[PROCESS])
         start_node(programs, commands[NODE], reachable)
         who = f"client {site.place.client} of '{federation.name}' at {federation.address}"
         tell(f"joined as {who}; press Ctrl-C to leave; logs are in {programs.folder}")
-        hangs, words = Hangs(programs), Words(programs.log(PROCESS))
+        hangs = Hangs(programs)
         deaths: dict[str, list[float]] = {PROCESS: [], NODE: []}
         while True:
             words.tell()

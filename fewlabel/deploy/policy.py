@@ -30,6 +30,7 @@ least_steps = 2        # steps of training before weights leave: after one step,
 most_epochs = 501      # passes over your images in a round; CBAFed's warm-up has 501
 largest_rate = 0.1     # learning rate
 statistics = false     # exact BatchNorm statistics of your images (model.buffers = "recomputed") may leave
+held_out = false       # exact counts over labels that you do not train on (labels.held_out) may leave
 most_rounds = 1000     # of a run
 most_runs = 20         # in all
 until = "{until}"   # the last day on which this site takes part
@@ -60,6 +61,7 @@ class Policy:
     most_epochs: Count | None = None  # in a round
     largest_rate: Positive | None = None  # learning rate
     statistics: bool = True  # whether exact BatchNorm statistics may leave, where an experiment recomputes them
+    held_out: bool = True  # whether exact counts over held-out labels may leave, where an experiment holds some out
     most_rounds: Count | None = None  # of a run
     most_runs: Natural | None = None  # in all
     until: str | None = None  # last day, such as 2027-12-31
@@ -117,6 +119,9 @@ def objections(policy: Policy, experiment: Experiment, labeled: int | None = Non
         yield f"its networks are {', '.join(policy.networks)}, and this is {experiment.model.name} (networks)"
     if not policy.statistics and experiment.model.buffers == "recomputed":
         yield "no exact statistics of images leave it, and model.buffers = 'recomputed' (statistics)"
+    if not policy.held_out and experiment.labels.held_out:
+        share = experiment.labels.held_out
+        yield f"no exact counts over held-out labels leave it, and labels.held_out = {share:g} (held_out)"
     if policy.most_rounds is not None and experiment.rounds > policy.most_rounds:
         yield f"it takes part for {policy.most_rounds} rounds, and rounds = {experiment.rounds} (most_rounds)"
     for key, value in settings_at_sites(experiment):

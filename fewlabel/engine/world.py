@@ -113,10 +113,12 @@ class World:
         return attack is not None and attack.by(client, "label-flip")
 
     def training(self, index: Any, rng: torch.Generator, tally: Tally | None = None, flip: bool = False) -> Labeled:
+        """Return labeled images. Those that a site trains on have a tally, and are mixed if the recipe says so."""
         where = torch.from_numpy(index)
         labels, images = self.known_labels[where], self.dataset.splits["train"].images
         labels, least = len(self.dataset.classes) - 1 - labels if flip else labels, self.experiment.recipe.batches
-        return Labeled(images, where, labels, rng, tally, balanced=self.balanced, least=least, mixup=self.mixup)
+        mixup = self.mixup if tally else None
+        return Labeled(images, where, labels, rng, tally, balanced=self.balanced, least=least, mixup=mixup)
 
     @property
     def balanced(self) -> int | None:

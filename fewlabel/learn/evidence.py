@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from fewlabel.core.images import Labeled
-from fewlabel.core.tree import Tree
+from fewlabel.core.tasks import Asked
 
 WIDTH = 1.96  # standard errors on each side of a 95 % interval
+MOST = 10**6  # held-out images of a class that a site may have
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,13 @@ class Exam:
     first: Tensor  # how many of them only the first model gets right
     second: Tensor  # how many only the second gets right
 
-    def check(self, network: Tree) -> None:
-        """Raise ValueError if a site tells of more images than it has."""
-        if min(self.images.min(), self.first.min(), self.second.min()) < 0:
-            raise ValueError("its exam has negative counts")
+    def check_answer(self, asked: Asked) -> None:
+        """Raise ValueError if these cannot be counts of a site's images."""
+        parts = (self.images, self.first, self.second)
+        if any(part.dtype != torch.int64 or part.shape != (asked.classes,) for part in parts):
+            raise ValueError(f"its exam must have {asked.classes} whole numbers")
+        if any((part < 0).any() or (part > MOST).any() for part in parts):
+            raise ValueError("its exam has impossible counts")
         if (self.first + self.second > self.images).any():
             raise ValueError("its exam has more answers than images")
 
@@ -71,12 +75,14 @@ def gain(counts: Exam) -> Gain | None:
     """Return the gain in balanced accuracy over classes with images, or None if there are none.
 
     Both models see the same images, so only those count on which they differ. Of class c with n images, b that only the
-    first and w that only the second gets right, the gain is (b - w) / n with variance (b + w - (b - w)^2 / n) / n^2.
+    first and w that only the second gets right, the gain is (b - w) / n. Its variance is (b + w - (b - w)^2 / n) / n^2
+    with half an image more in each of b and w, and two in n, so that a few images never look certain.
     """
     there = counts.images > 0
     if not there.any():
         return None
     n, b, w = (part[there].double() for part in (counts.images, counts.first, counts.second))
     value = float(((b - w) / n).mean())
-    error = float((((b + w - (b - w) ** 2 / n) / n**2).sum()).sqrt() / len(n))
+    variance = (b + w + 1 - (b - w) ** 2 / (n + 2)) / (n + 2) ** 2
+    error = float(variance.sum().sqrt() / len(n))
     return Gain(value, value - WIDTH * error, value + WIDTH * error, int(n.sum()))

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 from fewlabel.core.errors import BadInput, unknown
 from fewlabel.core.schema import Count, Range, Share
 
+LEAST_ALPHA = 0.05  # of mixup; below, shares are 0 or 1
+
 
 @dataclass(frozen=True)
 class Train:
@@ -23,6 +25,10 @@ class Train:
     batches: Count = 1  # batches in a pass over labels, at least; batches are smaller where there are few labels
     mixup: Share = 0.0  # alpha of mixup: images of labels are blended in pairs, by shares from Beta(alpha, alpha); 0
     #   does not blend
+
+    def __post_init__(self) -> None:
+        if isinstance(self.mixup, float | int) and 0 < self.mixup < LEAST_ALPHA:
+            raise BadInput(f"train.mixup must be 0, or from {LEAST_ALPHA} to 1, found {self.mixup}")
 
     @property
     def words(self) -> str:

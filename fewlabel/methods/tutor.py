@@ -37,7 +37,7 @@ from fewlabel.core.federation import (
     broadcast,
 )
 from fewlabel.core.schema import Count, Natural, Share
-from fewlabel.core.tasks import on_client, on_server
+from fewlabel.core.tasks import Asked, on_client, on_server
 from fewlabel.core.tree import Tree
 from fewlabel.learn.alternate import corrected, fine_tuned
 from fewlabel.learn.evidence import Exam, exam, gain, nothing, right, total
@@ -49,6 +49,7 @@ from fewlabel.learn.thresholds import predict
 
 DECAY = 0.8  # of the mean over rounds of the model from labels alone, as in the recipe
 EXAMS = 10  # of a run, about
+ENOUGH = 30  # held-out labels, before a method is given up
 LAST_RESORT = 0.75  # of the rounds; later, the mean over rounds could not forget a model that is given up
 
 
@@ -72,6 +73,9 @@ class Update:
     model: Weights
     images: int  # that it was trained on
 
+    def check_answer(self, asked: Asked) -> None:
+        asked.check_images(self.images)
+
 
 @dataclass(frozen=True)
 class Models:
@@ -93,8 +97,9 @@ class Tutor:
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
     leaves = (
-        f"The weights after training. {SUMS_DO} If a site holds labels out: for each class their number, and how many "
-        "of them only one of two models gets right."
+        f"The weights after training. {SUMS_DO} If the experiment has labels held out: for each class their exact "
+        "number, and how many of them only one of two models gets right. A dishonest server can choose these models, "
+        "and learn about single images."
     )
 
     def init(self, fed: Federation) -> State:
@@ -118,25 +123,31 @@ class Tutor:
         """Train the model from labels alone, too. If an exam is due, compare both as they were before this round."""
         alone, average = before.alone or before.model, before.average or tutor  # they part after the warm-up
         if before.held_out is None or fed.round % max(1, fed.rounds // EXAMS) == 0 or fed.round == fed.rounds:
-            counts = self.examined(fed, Models(tutor, average))
-            if counts and not counts.images.any():
+            exams, everybody = self.exams(fed, Models(tutor, average))
+            found = gain(total(exams)) if exams else None
+            if found is None and everybody and before.held_out is None:
                 return State(state.model, held_out=0)
-            if counts and (found := gain(counts)):
-                give_up = found.high < 0 and fed.round <= LAST_RESORT * fed.rounds
+            state = replace(state, held_out=found.images if found else before.held_out)
+            if found and before.alone:  # in the first exam, the two are one model
+                give_up = found.high < 0 and found.images >= ENOUGH and fed.round <= LAST_RESORT * fed.rounds
                 fed.log(gain=found.value, gain_low=found.low, gain_high=found.high, gain_images=found.images)
                 fed.log(given_up=float(give_up))
-                state = replace(state, held_out=found.images)
                 if give_up:
                     return State(corrected(fed, alone, self.correct), held_out=found.images, given_up=True)
-        alone, decay = corrected(fed, alone, self.correct), min(DECAY, 1 - 1 / fed.round)
+        # The tutor is the last round's own model where the recipe averages nothing.
+        alone, decay = (
+            corrected(fed, alone, self.correct),
+            0.0 if tutor is before.model else min(DECAY, 1 - 1 / fed.round),
+        )
         return replace(state, alone=alone, average=tree.mean([(decay, average), (1 - decay, alone)]))
 
-    def examined(self, fed: Federation, models: Models) -> Exam | None:
-        """Return the exam of two models on all held-out labels, or None if nobody replied."""
+    def exams(self, fed: Federation, models: Models) -> tuple[list[Exam], bool]:
+        """Return the exams of two models at all who have labels, and whether all of them replied."""
         exams = [reply.upload for reply in fed.run(self.sit_exam, broadcast(fed.labeled, models))]
+        everybody = len(exams) == len(fed.labeled)
         if fed.server.validation or fed.server.held_out:
             exams += fed.map(self.sit_exam, [models])
-        return total(exams) if exams else None
+        return exams, everybody
 
     @on_client
     def learn(self, site: Site[None], msg: Lesson) -> Update | None:

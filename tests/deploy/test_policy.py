@@ -52,6 +52,10 @@ def test_a_fresh_policy_lets_no_exact_statistics_leave(tmp_path):
 
 
 OBJECTIONS = {
+    "held out": (
+        {"held_out": False},
+        "no exact counts over held-out labels leave it, and labels.held_out = 0.1 (held_out)",
+    ),
     "methods": ({"methods": ("rscfed",)}, "its methods are rscfed, and this is fedavg (methods)"),
     "networks": ({"networks": ("resnet18",)}, "its networks are resnet18, and this is simple-cnn (networks)"),
     "rounds": ({"most_rounds": 29}, "it takes part for 29 rounds, and rounds = 30 (most_rounds)"),
@@ -65,7 +69,7 @@ OBJECTIONS = {
 @pytest.mark.parametrize("what", OBJECTIONS)
 def test_each_limit_refuses_in_a_sentence_with_its_name(what):
     limits, sentence = OBJECTIONS[what]
-    whole = Experiment(method="fedavg", train="fewlabel")
+    whole = Experiment(method="fedavg", train="fewlabel", labels=Labels(held_out=0.1))
     assert list(policy.objections(policy.Policy(), whole)) == []
     assert sentence in list(policy.objections(policy.Policy(**limits), whole))
     with pytest.raises(Refused, match="the policy of this site does not allow it: "):
@@ -274,6 +278,7 @@ def test_a_folder_without_a_policy_is_as_it_was(tmp_path):
         "methods": [],
         "networks": [],
         "statistics": True,
+        "held_out": True,
         "ask": "never",
         "evaluate": {"least": 50, "most": 500},
     }

@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from fewlabel.core.federation import ClientInfo
+from fewlabel.core.tasks import Asked
 from fewlabel.learn.evidence import Exam, exam, gain, nothing, right, total
 from tests.hand import site, weights
 
@@ -33,10 +35,9 @@ def test_exams_of_sites_add_up():
 
 
 def test_a_gain_is_the_mean_over_classes_and_its_error_that_of_pairs():
-    # Class 0: (6 - 1) / 10 with variance (7 - 25/10) / 100 = 0.045.
-    # Class 2: (1 - 2) / 4 with variance (3 - 1/4) / 16 = 0.171875.
+    # Class 0: (6 - 1) / 10 with variance (6.5 + 1.5 - 25/12) / 144. Class 2: (1 - 2) / 4 with (1.5 + 2.5 - 1/6) / 36.
     found = gain(counts([10, 0, 4], [6, 0, 1], [1, 0, 2]))
-    error = math.sqrt(0.045 + 0.171875) / 2
+    error = math.sqrt((8 - 25 / 12) / 144 + (4 - 1 / 6) / 36) / 2
     assert found.value == pytest.approx((0.5 - 0.25) / 2)
     assert (found.low, found.high) == pytest.approx((0.125 - 1.96 * error, 0.125 + 1.96 * error))
     assert found.images == 14
@@ -52,10 +53,22 @@ def test_a_model_is_right_where_its_most_likely_class_is_the_label():
     assert right(one.model, one.labeled, size=2).tolist() == [True, False, True]
 
 
+def test_three_images_on_which_models_differ_are_no_proof():
+    found = gain(counts([1] * 10, [1] + [0] * 9, [0] + [1] * 2 + [0] * 7))
+    assert found.value == pytest.approx(-0.1)
+    assert found.low < 0 < found.high
+
+
 @pytest.mark.parametrize(
     ("images", "first", "second", "why"),
-    [([2], [-1], [0], "negative"), ([2], [2], [1], "more answers than images")],
+    [
+        ([2, 0], [-1, 0], [0, 0], "impossible"),
+        ([2**62, 0], [0, 0], [0, 0], "impossible"),
+        ([2, 0], [2, 0], [1, 0], "more answers than images"),
+        ([2], [1], [1], "2 whole numbers"),
+        ([2.0, 0.0], [1.0, 0.0], [1.0, 0.0], "2 whole numbers"),
+    ],
 )
 def test_counts_that_cannot_be_are_refused(images, first, second, why):
     with pytest.raises(ValueError, match=why):
-        counts(images, first, second).check({})
+        counts(images, first, second).check_answer(Asked(ClientInfo(0, 5, 5), 2))

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from fewlabel.core.federation import Model, Site
+from fewlabel.core.federation import ClientInfo, Model, Site
+from fewlabel.core.tasks import Asked
 from fewlabel.learn.priors import adapted
-from fewlabel.methods.tutor import EXAMS, Lesson, Models, State, Tutor
+from fewlabel.methods.tutor import EXAMS, Lesson, Models, State, Tutor, Update
 from tests.hand import STEP, passes, site, weights
 from tests.methods.test_rscfed import START, SUPERVISED, approx, moved
 from tests.methods.test_semifl import AFTER, Served
@@ -118,30 +119,54 @@ def test_tutor_keeps_no_second_model_if_nobody_holds_labels_out():
 
 
 def test_tutor_trains_labels_alone_beside_and_averages_them_over_rounds():
-    fed = with_shipped(Served(site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), (1, 0)), round=4), START)
+    sites = site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), (1, 0))
+    last = PLAIN.round(State(START.model), with_shipped(Served(*sites, round=4), START))
+    assert moved(Model(last.average)) == approx(SUPERVISED)  # the recipe averages nothing: what is shipped is the last
+    fed = with_shipped(Served(*sites, round=4), Model(dict(START.model)))
     after = PLAIN.round(State(START.model), fed)
     assert moved(Model(after.alone)) == approx(SUPERVISED)
     assert moved(Model(after.average)) == approx(SUPERVISED / 4)  # decay 1 - 1/4
     assert after.held_out == 1
+    assert not fed.logged  # in the first exam, the two are one model
     assert fed.asked == [0, 1, 1, 1]  # study, correct, exam, labels alone
 
 
 def test_tutor_gives_up_if_labels_alone_are_better_beyond_doubt():
-    # On four held-out labels 0, of which the tutor gets none right and labels alone all: -100 points, without error.
-    sites = site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), *[(1, 0)] * 4)
-    state = State(OTHER.model, START.model, START.model, held_out=4)
+    # On 40 held-out labels 0, of which the tutor gets none right and labels alone all: -100 points. The variance is
+    # (0.5 + 40.5 - 40^2 / 42) / 42^2.
+    sites = site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), *[(1, 0)] * 40)
+    state = State(OTHER.model, START.model, START.model, held_out=40)
     late, due = 90, 100 // EXAMS
     fed = with_shipped(Served(*sites, round=due), OTHER)
     after = PLAIN.round(state, fed)
     assert after.given_up
     assert moved(Model(after.model)) == approx(SUPERVISED)
-    assert (fed.logged["gain"], fed.logged["gain_high"], fed.logged["given_up"]) == (-1, -1, 1)
+    high = -1 + 1.96 * math.sqrt((41 - 1600 / 42) / 42**2)
+    assert (fed.logged["gain"], fed.logged["gain_high"], fed.logged["given_up"]) == approx((-1, high, 1))
     fed.sent.clear()
     again = PLAIN.round(after, fed)
     assert fed.asked == [1]  # from then on only labels
     assert moved(Model(again.model)) == approx(SUPERVISED + AFTER)
     for number in (due + 1, late):  # no exam is due, or it is too late to forget
         assert not PLAIN.round(state, with_shipped(Served(*sites, round=number), OTHER)).given_up
+    few = site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), *[(1, 0)] * 20)
+    assert not PLAIN.round(state, with_shipped(Served(*few, round=due), OTHER)).given_up  # too few to tell
+
+
+def test_tutor_stays_on_guard_if_those_who_hold_labels_out_are_silent_for_a_while():
+    sites = site(0, unlabeled=[1, 1]), site(1, [(1, 0)]), holding_out(site(2, [(1, 0)]), (1, 0))
+    fed = with_shipped(Served(*sites, round=4, silent=[2]), START)
+    first = PLAIN.round(State(START.model), fed)
+    assert (first.held_out, first.alone is None) == (None, False)  # not known yet
+    before = State(START.model, START.model, START.model, held_out=1)
+    assert PLAIN.round(before, with_shipped(Served(*sites, round=10, silent=[2]), START)).held_out == 1
+
+
+def test_tutor_refuses_more_images_than_a_site_has():
+    PLAIN.learn(site(0, unlabeled=[1, 1, 1]), lesson()).check_answer(Asked(ClientInfo(0, 0, 3), 2))
+    for number in (4, -1, 10**400):
+        with pytest.raises(ValueError, match="it has 3"):
+            Update(START.model, number).check_answer(Asked(ClientInfo(0, 0, 3), 2))
 
 
 def test_tutor_exams_are_on_held_out_labels_or_the_servers_validation():
