@@ -211,9 +211,8 @@ def test_a_sweep_runs_the_grid_of_file_and_options_and_resumes(fewlabel: Command
     again = fewlabel(*argv, "--workers", "2", "--format", "json")
     assert again.err.splitlines()[0] == "3 of 4 runs are done already"
     assert again.err.splitlines()[1].startswith("fewlabel: Labels: 1 of 5 clients")
-    assert [line for line in again.err.splitlines()[1:] if not line.startswith("fewlabel: ")] == [
-        line for line in again.err.splitlines() if line.startswith("4/4  ")
-    ]
+    (progress,) = [line for line in again.err.splitlines()[1:] if not line.startswith("fewlabel: ")]
+    assert progress.startswith("4/4  ")  # notes depend on which of the four it was
     assert first.exists()
 
 
