@@ -1,6 +1,7 @@
 """The record of a run: the names of the files in its directory, and how to read them. Nothing here needs PyTorch."""
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ CLIENTS = "clients"  # what each client keeps between rounds
 ERROR = "error.txt"  # the traceback of a run that failed
 REPORT = "report.html"
 LOCK = ".lock"
+GONE_AFTER = 2.0  # seconds in which the workers of a killed run have ended, and their lock with them
 
 Line = dict[str, Any]  # of rounds.jsonl
 
@@ -53,8 +55,11 @@ def check_rounds(directory: Path, begun: int, wanted: int) -> None:
 def in_use(directory: Path) -> Iterator[None]:
     """Keep other processes out of a run's directory. The system gives up the lock when this process ends."""
     with (directory / LOCK).open("w") as file:
-        if not storage.lock(file, wait=False):
-            raise StorageError(f"{directory} is in use by another process; wait for it or choose another --out")
+        deadline = time.monotonic() + GONE_AFTER
+        while not storage.lock(file, wait=False):
+            if time.monotonic() > deadline:
+                raise StorageError(f"{directory} is in use by another process; wait for it or choose another --out")
+            time.sleep(0.02)
         yield
 
 
