@@ -63,7 +63,7 @@ def test_the_recipe_trains_the_sites_of_all_methods_alike(name):
     method = read({"recipe": "fewlabel", "method": name}).method
     assert (method.local.epochs, method.local.batch_size, method.local.momentum) == (5, 32, 0.9)
     assert method.local.lr * getattr(method, "weight_labeled", 1) == pytest.approx(0.03)
-    assert method.epochs_unlabeled == (2 if name == "tutor" else 1)
+    assert method.epochs_unlabeled == (3 if name == "tutor" else 1)
     assert Experiment(method=name, train="fewlabel").method == method
 
 

@@ -1,18 +1,19 @@
-"""Tutor, FewLabel's own method: a tutor labels, sites without labels study, and labels have the last word.
+"""Tutor, FewLabel's own method: tutors label, sites without labels study, and labels have the last word.
 
-The tutor is the model that is shipped: the average over rounds (`train.average`). In a round, each site without labels
-shows its images to the tutor in several views, and takes the mean prediction of each image. The tutor was trained as if
-classes were equally frequent (`train.balance`), but at a site they are not. So the site estimates its own class shares
-from these predictions, and weighs the predictions by them (`learn.priors.adapted`, one step of EM). The most likely
-class becomes the label of an image, if its probability is above a threshold. The site trains the last round's model on
-these labels, with mixed images (`train.mixup`), and the server averages the sites' models. Then sites with labels train
-the average on true labels (`learn.alternate.corrected`). So a round ends with true labels, and the tutor labels again
-only after what unlabeled images taught wrongly was corrected.
+The tutors are a few models that sites with labels train on labels alone, each for itself, beside the model that is
+shipped. They begin alike, and differ because each sees the images in another order and in other views. What counts is
+the average of each over rounds. In a round, each site without labels shows its images to all tutors and takes the mean
+prediction of each image, which is better than any one tutor's. The tutors were trained as if classes were equally
+frequent (`train.balance`), but at a site they are not. So the site estimates its own class shares from these
+predictions, and weighs the predictions by them (`learn.priors.adapted`, EM). The most likely class becomes the label of
+an image. The site trains the last round's model on these labels, and the server averages the sites' models, with
+momentum. Then sites with labels train the average on true labels (`learn.alternate.corrected`). No tutor ever learns
+from a label that was guessed, so mistakes cannot feed themselves.
 
 Where labels are held out (`labels.held_out`, or a validation set at the server), the method can tell whether unlabeled
-images help. Then sites with labels also train a second model, on labels alone. From time to time both sit an exam on
-held-out labels, and only counts leave a site (`learn.evidence`). If labels alone are better beyond doubt before three
-quarters of the rounds are over, the method goes on with them. The report tells the difference and its interval.
+images help, because the first tutor is what labels alone would give. From time to time it and the shipped model sit an
+exam on held-out labels, and only counts leave a site (`learn.evidence`). If labels alone are better beyond doubt before
+three quarters of the rounds are over, the method goes on with them. The report tells the difference and its interval.
 
 There is no paper. The manual has the equations, and `experiments/own/README.md` tells what was tried.
 """
@@ -20,7 +21,7 @@ There is no paper. The manual has the equations, and `experiments/own/README.md`
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -39,7 +40,8 @@ from fewlabel.core.federation import (
 from fewlabel.core.schema import Count, Natural, Share
 from fewlabel.core.tasks import Asked, on_client, on_server
 from fewlabel.core.tree import Tree
-from fewlabel.learn.alternate import corrected, fine_tuned
+from fewlabel.learn.alternate import State as Alternate
+from fewlabel.learn.alternate import averaged, corrected, fine_tuned
 from fewlabel.learn.evidence import Exam, exam, gain, nothing, right, total
 from fewlabel.learn.loop import fit
 from fewlabel.learn.losses import supervised
@@ -47,7 +49,7 @@ from fewlabel.learn.optim import Local, optimizer
 from fewlabel.learn.priors import adapted
 from fewlabel.learn.thresholds import predict
 
-DECAY = 0.8  # of the mean over rounds of the model from labels alone, as in the recipe
+DECAY = 0.8  # of a tutor's mean over rounds, as in the recipe
 EXAMS = 10  # of a run, about
 ENOUGH = 30  # held-out labels, before a method is given up
 LAST_RESORT = 0.75  # of the rounds; later, the mean over rounds could not forget a model that is given up
@@ -56,8 +58,9 @@ LAST_RESORT = 0.75  # of the rounds; later, the mean over rounds could not forge
 @dataclass(frozen=True)
 class State:
     model: Tree
-    alone: Tree | None = None  # the model from labels alone, while it is kept
-    average: Tree | None = None  # its mean over rounds
+    velocity: Tree  # what the study phase changed in the last round, momentum included
+    tutors: tuple[Tree, ...]
+    means: tuple[Tree, ...]  # of the tutors over rounds
     held_out: int | None = None  # labels that exams are on, once that is known
     given_up: bool = False  # whether labels alone were better beyond doubt
 
@@ -65,7 +68,7 @@ class State:
 @dataclass(frozen=True)
 class Lesson:
     model: Weights
-    tutor: Tree
+    tutors: tuple[Tree, ...]
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,13 @@ class Models:
 
 @dataclass(frozen=True)
 class Tutor:
-    """FewLabel's own: an average over rounds labels, sites without labels study, and labeled sites correct."""
+    """FewLabel's own: models from labels alone label together, sites without labels study, labeled sites correct."""
 
-    views: Natural = 3  # weak views of an image, beside the plain one, that the tutor labels it by
-    confidence: Share = 0.8  # probability above which an image gets a label
-    prior_steps: Natural = 1  # steps of EM that estimate how frequent classes are at a site; 0 takes them as equal
-    study: Literal["weak", "strong"] = "weak"  # the view that sites without labels train on
-    epochs_unlabeled: Count = 2  # passes over unlabeled images in a round
+    tutors: Count = 4  # models that learn from labels alone and label together
+    views: Natural = 1  # weak views of an image, beside the plain one, that tutors label it by
+    prior_steps: Natural = 2  # steps of EM that estimate how frequent classes are at a site; 0 takes them as equal
+    epochs_unlabeled: Count = 3  # passes over unlabeled images in a round
+    server_momentum: Share = 0.5  # of the server, over rounds, in what sites without labels change
     guard: bool = True  # where labels are held out: compare with labels alone, and go on with them if they are better
     local: Local = Local(epochs=5, batch_size=32, lr=0.03, lr_unlabeled=0.06)
 
@@ -103,43 +106,52 @@ class Tutor:
     )
 
     def init(self, fed: Federation) -> State:
-        return State(fed.server.weights())
+        weights = fed.server.weights()
+        tutors = (weights,) * self.tutors
+        return State(weights, tree.sub(weights, weights), tutors, tutors)
 
     def model(self, state: State) -> Tree:
         return state.model
 
     def round(self, state: State, fed: Federation) -> State:
-        if state.given_up or not fed.unlabeled:
+        if state.given_up:
             return replace(state, model=corrected(fed, state.model, self.correct))
-        tutor = fed.shipped or state.model
-        jobs = broadcast(fed.sample(among=fed.unlabeled, name="unlabeled"), Lesson(state.model, tutor))
-        studied = fed.mean(self.learn, jobs, state.model, weight=lambda reply: reply.upload.images).model
-        model = corrected(fed, studied, self.correct)
-        if not self.guard or state.held_out == 0:
-            return State(model, held_out=state.held_out)
-        return self.guarded(replace(state, model=model), fed, tutor, before=state)
-
-    def guarded(self, state: State, fed: Federation, tutor: Tree, before: State) -> State:
-        """Train the model from labels alone, too. If an exam is due, compare both as they were before this round."""
-        alone, average = before.alone or before.model, before.average or tutor  # they part after the warm-up
-        if before.held_out is None or fed.round % max(1, fed.rounds // EXAMS) == 0 or fed.round == fed.rounds:
-            exams, everybody = self.exams(fed, Models(tutor, average))
-            found = gain(total(exams)) if exams else None
-            if found is None and everybody and before.held_out is None:
-                return State(state.model, held_out=0)
-            state = replace(state, held_out=found.images if found else before.held_out)
-            if found and before.alone:  # in the first exam, the two are one model
-                give_up = found.high < 0 and found.images >= ENOUGH and fed.round <= LAST_RESORT * fed.rounds
-                fed.log(gain=found.value, gain_low=found.low, gain_high=found.high, gain_images=found.images)
-                fed.log(given_up=float(give_up))
-                if give_up:
-                    return State(corrected(fed, alone, self.correct), held_out=found.images, given_up=True)
-        # The tutor is the last round's own model where the recipe averages nothing.
-        alone, decay = (
-            corrected(fed, alone, self.correct),
-            0.0 if tutor is before.model else min(DECAY, 1 - 1 / fed.round),
+        state, before = self.studied(state, fed), state
+        model = corrected(fed, state.model, self.correct)
+        tutors = tuple(corrected(fed, tutor, self.correct) for tutor in before.tutors)
+        decay = min(DECAY, 1 - 1 / fed.round)
+        means = tuple(
+            tree.mean([(decay, mean), (1 - decay, tutor)]) for mean, tutor in zip(before.means, tutors, strict=True)
         )
-        return replace(state, alone=alone, average=tree.mean([(decay, average), (1 - decay, alone)]))
+        state = replace(state, model=model, tutors=tutors, means=means)
+        return self.guarded(state, fed, before) if self.guard and fed.unlabeled else state
+
+    def studied(self, state: State, fed: Federation) -> State:
+        """Let tutors label the images of unlabeled sites, and these sites train."""
+        jobs = broadcast(fed.sample(among=fed.unlabeled, name="unlabeled"), Lesson(state.model, state.means))
+        found = fed.mean(self.learn, jobs, state.model, weight=lambda reply: reply.upload.images)
+        if not found.replies:
+            return state
+        step = averaged(Alternate(state.model, state.velocity), found.model, self.server_momentum)
+        return replace(state, model=step.model, velocity=step.velocity)
+
+    def guarded(self, state: State, fed: Federation, before: State) -> State:
+        """If an exam is due, compare what is shipped with labels alone, as both were before this round."""
+        due = before.held_out is None or fed.round % max(1, fed.rounds // EXAMS) == 0 or fed.round == fed.rounds
+        if not due or before.held_out == 0:
+            return state
+        shipped = fed.shipped or before.model
+        alone = before.tutors[0] if shipped is before.model else before.means[0]  # averaged as what is shipped
+        exams, everybody = self.exams(fed, Models(shipped, alone))
+        found = gain(total(exams)) if exams else None
+        if not found:
+            return replace(state, held_out=0) if everybody and before.held_out is None else state
+        give_up = found.high < 0 and found.images >= ENOUGH and fed.round <= LAST_RESORT * fed.rounds
+        fed.log(gain=found.value, gain_low=found.low, gain_high=found.high, gain_images=found.images)
+        fed.log(given_up=float(give_up))
+        if give_up:
+            return replace(state, model=state.tutors[0], tutors=(), means=(), given_up=True)
+        return replace(state, held_out=found.images)
 
     def exams(self, fed: Federation, models: Models) -> tuple[list[Exam], bool]:
         """Return the exams of two models at all who have labels, and whether all of them replied."""
@@ -151,23 +163,19 @@ class Tutor:
 
     @on_client
     def learn(self, site: Site[None], msg: Lesson) -> Update | None:
-        """Let the tutor label the site's images, and train on those that it is sure of."""
+        """Let the tutors label the site's images, and train on them."""
         if not site.unlabeled:
             return None
-        tutor, local = site.load(msg.tutor), self.local
-        seen = [predict(tutor, site.unlabeled, view) for view in ("plain", *["weak"] * self.views)]
-        confidence, label = adapted(torch.stack(seen).mean(0), self.prior_steps)[0].max(1)
-        sure = (confidence > self.confidence).nonzero().flatten()
-        site.audit(sure, label[sure])
-        if not len(sure):
-            return None
-        images, model = site.unlabeled.with_labels(sure, label[sure]), site.load(msg.model)
-        batches = (
-            batch for _ in range(self.epochs_unlabeled) for batch in images.batches(self.study, local.batch_size)
-        )
+        views = ("plain", *["weak"] * self.views)
+        seen = [predict(site.load(tutor), site.unlabeled, view) for tutor in msg.tutors for view in views]
+        label = adapted(torch.stack(seen).mean(0), self.prior_steps)[0].argmax(1)
+        everything = torch.arange(len(label))
+        site.audit(everything, label)
+        images, model, local = site.unlabeled.with_labels(everything, label), site.load(msg.model), self.local
+        batches = (batch for _ in range(self.epochs_unlabeled) for batch in images.batches("weak", local.batch_size))
         fit(model, optimizer(model, local, labels=False), batches, partial(supervised, model, images), local.clip)
         site.score(model)
-        return Update(site.weights(), len(sure))
+        return Update(site.weights(), len(label))
 
     @on_client
     @on_server
