@@ -236,6 +236,24 @@ def test_the_citation_is_valid_and_of_the_version_in_the_changelog():
     assert (ROOT / "CHANGELOG.md").read_text().split("## ")[1].startswith(f"{found['version']} ")
 
 
+def test_the_readme_fits_a_screen_and_its_links_lead_somewhere():
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) <= 50
+    links = re.findall(r"\]\(([^):\s#]+)", readme)
+    assert len(links) > 10
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.slow
+def test_the_three_commands_of_the_readme_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    compare, check, split = re.findall(r"^\| an? \w+ \| `(fewlabel .*?)` \|", (ROOT / "README.md").read_text(), re.M)
+    assert "rehearsal/client-0" in console.printed(split)
+    assert "without label" in console.printed(check.replace("my/images", "rehearsal/client-1"))
+    quick = "--set rounds=2 --set data.image_size=16 --set clients.count=3 --set methods.cbafed.warmup_epochs=1"
+    assert "isofed" in console.printed(f"{compare} {quick}")
+
+
 def test_a_division_by_others_is_dealt_out_as_they_did(tmp_path, monkeypatch):
     """The page on the authors' code, on digits: a file as RSCFed's code saves it, then the page's settings."""
     monkeypatch.chdir(tmp_path)
