@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from fewlabel import Data, Train, experiment
+from fewlabel import METHODS, Data, Train, experiment
 from fewlabel.data import partition
 from fewlabel.engine import conformance
 from fewlabel.engine.world import dataset_of
@@ -252,6 +252,15 @@ def test_the_three_commands_of_the_readme_run(tmp_path, monkeypatch):
     assert "without label" in console.printed(check.replace("my/images", "rehearsal/client-1"))
     quick = "--set rounds=2 --set data.image_size=16 --set clients.count=3 --set methods.cbafed.warmup_epochs=1"
     assert "isofed" in console.printed(f"{compare} {quick}")
+
+
+def test_the_page_to_choose_a_method_names_methods_that_take_labels_there():
+    page = (DOCS / "which-method.md").read_text()
+    rows = re.findall(r'^\| .* \| `labels.at = "([\w-]+)"` \| (.*) \|$', page, re.M)
+    assert [place for place, _ in rows] == ["some-clients", "every-client", "server"]
+    for place, methods in rows:
+        for name in re.findall(r"`(.*?)`", methods):
+            assert place in METHODS[name].label_places, (name, place)
 
 
 def test_a_division_by_others_is_dealt_out_as_they_did(tmp_path, monkeypatch):
