@@ -13,7 +13,9 @@ test: .venv/installed-dev
 test-all: .venv/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-docs: .venv/installed-docs  # the manual, in docs/_build/html
+docs: .venv/installed-docs  # what the pages have from code and results, then the manual, in docs/_build/html
+	$(BIN)/python docs/generated.py
+	$(BIN)/python docs/pictures.py
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 
 results: .venv/installed  # the tables of docs/RESULTS.md, from docs/results/

@@ -1,9 +1,10 @@
-"""Make the parts of the manual that come from the code. A page asks for one by `<!-- generated: settings rscfed -->`.
+"""Make the parts of the manual that come from the code: `python docs/generated.py` writes them into the pages.
 
-A line in *(brackets)* below it is for people who read the page on GitHub. The manual leaves it out. The pages of
-methods have the parts in their source, up to `<!-- end generated -->`; `python docs/generated.py` writes them anew.
+A page asks for one by `<!-- generated: settings rscfed -->`. The part stands below that line, up to
+`<!-- end generated -->`, so that a page is whole wherever it is read.
 """
 
+import dataclasses
 import inspect
 import pkgutil
 import re
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import bloodcells
 import click
 import typer
 
@@ -119,46 +121,85 @@ def option(found: click.Option) -> str:
 AUTHORS = ("core.federation.Model", "core.federation.Reply", "core.images.Labeled", "core.images.Unlabeled")
 
 
+def public() -> dict[str, object]:
+    """Return the names that users import, and what they are."""
+    names = sorted(fewlabel.__all__, key=str.lower)
+    return {name: value for name in names if callable(value := getattr(fewlabel, name))}
+
+
 def python() -> str:
-    """Return the public names, and what methods are written with, for autodoc."""
+    """Return the public names, each with the first sentence of its docstring. `reference` has all of it."""
+    rows = ([f"`fl.{name}`", first_sentence(value)] for name, value in public().items())
+    return table(["name", "what it is or does"], rows)
+
+
+def first_sentence(value: object) -> str:
+    if dataclasses.is_dataclass(value) and (inspect.getdoc(value) or "").startswith(f"{value.__name__}("):
+        return f"settings: {', '.join(f'`{field.name}`' for field in dataclasses.fields(value))}"
+    if not inspect.isclass(value) and not inspect.isfunction(value):
+        return "a type for annotations"
+    words = " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=\.) (?=[A-Z`])", words)[0]
+
+
+def reference() -> str:
+    """Return what the built manual adds to the page on Python: signatures, members, and what methods are written with.
+
+    Sphinx reads it from the code, so it cannot stand in the page's source.
+    """
     kinds = {True: "autoclass", False: "autofunction"}
-    public = {name: getattr(fewlabel, name) for name in sorted(fewlabel.__all__, key=str.lower)}
-    shown = {name: kinds[inspect.isclass(value)] for name, value in public.items() if callable(value)}
+    shown = {name: kinds[inspect.isclass(value)] for name, value in public().items()}
     parts = [
         f".. {kind}:: fewlabel.{name}\n" + "   :members:\n" * (kind == "autoclass") for name, kind in shown.items()
     ]
     modules = [f"learn.{module.name}" for module in pkgutil.iter_modules(learn.__path__)]
     own = [f".. autoclass:: fewlabel.{name}\n   :members:\n" for name in AUTHORS]
     own += [f".. automodule:: fewlabel.{name}\n   :members:\n" for name in ("core.tree", *modules)]
-    return f"{rst(parts)}\n\n## To write methods with\n\n{rst(own)}"
+    return f"\n\n## In full\n\n{rst(parts)}\n\n## To write methods with\n\n{rst(own)}\n"
 
 
 def rst(parts: Iterable[str]) -> str:
     return "```{eval-rst}\n" + "\n".join(parts) + "```"
 
 
-PARTS = {part.__name__: part for part in (settings, names, methods, leaves, idea, differs, cli, python)}
+def blood_cells() -> str:
+    """Return what labels alone and the systems reach on blood cells, and how they stand."""
+    floor = f"Labels alone have {bloodcells.bar_of('labels-only').mean:.0f} %."
+    return f"{bloodcells.table()}\n\n{floor} {bloodcells.verdict()}"
 
 
-MARK = re.compile(r"(<!-- generated: (\w+) ?([\w-]*) -->)(?:\n\*\(.*\)\*|(\n.*?\n<!-- end generated -->))?", re.S)
+def reason() -> str:
+    """Return the sentences of the README about it."""
+    return bloodcells.reason()
+
+
+FUNCTIONS = (settings, names, methods, leaves, idea, differs, cli, python, blood_cells, reason)
+PARTS = {part.__name__: part for part in FUNCTIONS}
+
+
+MARK = re.compile(r"(<!-- generated: (\w+) ?([\w-]*) -->)\n.*?\n<!-- end generated -->", re.S)
 
 
 def part(mark: re.Match[str]) -> str:
     return PARTS[mark[2]](*filter(None, [mark[3]]))
 
 
-def expand(page: str) -> str:
-    """Return a page with its generated parts."""
-    return MARK.sub(part, page)
-
-
 def written(page: str) -> str:
-    """Return a page whose generated parts are also in its source, as they are today. Others stay as they are."""
-    return MARK.sub(lambda mark: f"{mark[1]}\n{part(mark)}\n<!-- end generated -->" if mark[4] else mark[0], page)
+    """Return a page with its generated parts as they are today."""
+    return MARK.sub(lambda mark: f"{mark[1]}\n{part(mark)}\n<!-- end generated -->", page)
 
 
-PAGES = sorted((Path(__file__).parent / "methods").glob("*.md"))
+def bare(page: str) -> str:
+    """Return a page without the marks, as the built manual reads it: in Markdown a comment would end a table."""
+    return re.sub(r"\n?<!-- (?:generated: [\w -]+|end generated) -->(?=\n|$)", "", page)
+
+
+DOCS = Path(__file__).parent
+SOURCES = sorted([DOCS.parent / "README.md", *DOCS.glob("*.md"), *DOCS.glob("methods/*.md")])
+PAGES = [path for path in SOURCES if MARK.search(path.read_text())]
 
 if __name__ == "__main__":
     for path in PAGES:
-        path.write_text(written(path.read_text()))
+        if (page := written(path.read_text())) != path.read_text():
+            path.write_text(page)
+            print(f"{path.relative_to(DOCS.parent)} is brought up to date")

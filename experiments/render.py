@@ -22,7 +22,7 @@ from fewlabel.report.tables import Spread, Table
 
 DOCS = Path(__file__).parents[1] / "docs"
 TABLES = Path(__file__).parent / "results"
-PAGES = ("RESULTS.md", "which-method.md", "methods/*.md", "../README.md")
+PAGES = ("RESULTS.md", "methods/*.md")
 COMPARED = {"a-pneumonia": "PneumoniaMNIST", "b-fashion": "Fashion-MNIST", "c-ham": "HAM10000"}
 STYLES = ("-", "--", "-.", ":")
 BOUNDS = "bounds"  # the family of floor and ceiling

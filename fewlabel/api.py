@@ -30,22 +30,27 @@ def run(
 
     An experiment that has no `train` trains by the recipe "fewlabel". With `resume`, go on with the run that `out`
     holds. The backend "flower-ray" runs on Flower's simulation, that is on
-    Ray and perhaps a cluster, with the same results.
+    Ray and perhaps a cluster, with the same results. In a notebook and on a terminal you see the progress.
     """
     from fewlabel.engine.run import execute, laid_out
-    from fewlabel.report.terminal import tell_notes
+    from fewlabel.report.terminal import Rounds, tell_notes
 
     backends.check(backend)
     if resume and out is None:
         raise BadInput("resume=True needs the directory to go on with: out=…")
     directory = fresh_directory(experiment) if out is None else Path(out)
+
+    def played(directory: Path) -> None:
+        with Rounds(load(directory / record.EXPERIMENT), directory) as shown:
+            execute(directory, workers=workers, backend=backend, watch=shown.watch if shown.live else None)
+
     if not (resume and record.is_run(directory)):
         with laid_out(trained(experiment), directory):
             tell_notes([Result(directory)])
-            execute(directory, workers=workers, backend=backend)
+            played(directory)
     else:
         check_same(load(directory / record.EXPERIMENT), experiment, directory)
-        execute(directory, workers=workers, backend=backend)
+        played(directory)
     return Result(directory)
 
 
@@ -63,10 +68,10 @@ def compare(
     `methods` are names or objects, and take all other settings from `base`. Those that have no `train` train by the
     recipe "fewlabel". If `base` does, so do the sites of an object, but for the settings that you changed in it.
     `seeds` replace those of the experiments.
-    Runs below `out` that are finished are not run again.
+    Runs below `out` that are finished are not run again. In a notebook and on a terminal you see the progress.
     """
     from fewlabel.engine.sweep import lay_out, run_all
-    from fewlabel.report.terminal import tell_notes
+    from fewlabel.report.terminal import Runs, tell_notes
 
     base = base or Experiment()
     # A recipe's name also sets how sites train, as it did for `base`.
@@ -78,7 +83,9 @@ def compare(
         wanted = [replace(experiment, seed=seed) for experiment in wanted for seed in seeds]
     directories = lay_out(wanted, Path(out))
     tell_notes([Result(directory) for directory in directories])
-    run_all(directories, workers=workers)
+    done = sum(map(record.is_finished, directories))
+    with Runs({directory: load(directory / record.EXPERIMENT) for directory in directories}, done) as shown:
+        run_all(directories, workers=workers, watch=shown.watch if shown.live else lambda directory, line: None)
     return Comparison([Result(directory) for directory in directories])
 
 

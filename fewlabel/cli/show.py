@@ -14,6 +14,7 @@ from fewlabel.cli.options import Every, Form, Format, Layout, Tables
 from fewlabel.core.errors import BadInput, unknown
 from fewlabel.report import terminal
 from fewlabel.report.comparison import open_results
+from fewlabel.report.live import SiteState, serve_page
 from fewlabel.report.watch import watch_runs
 
 
@@ -69,18 +70,35 @@ def show(
 def watch(
     directory: Annotated[Path, Argument(metavar="RUN", hidden=True)],
     once: Annotated[bool, Option("--once", help="Print the progress once and exit.")] = False,
+    web: Annotated[bool, Option("--web", help="Show it as a page in a browser on this machine.")] = False,
     form: Format = Form.TEXT,
 ) -> None:
-    """Watch a run, or many, from another terminal.
+    """Watch a run, or many, from another terminal or in a browser.
 
     RUN is a run's directory, or one that holds many runs. Watching ends when
     the runs end. Ctrl-C ends watching and leaves the runs alone.
 
+    With --web, the command prints a secret address and serves a page there
+    until Ctrl-C: rounds, curves, sites, and who is waited for. Other machines
+    cannot reach it, and it changes nothing.
+
     Examples:
       fewlabel watch runs/fedprox-digits-seed0
       fewlabel watch runs/compare --once
+      fewlabel watch runs/compare --web
     """
-    watch_runs(directory, once, form)
+    if not web:
+        return watch_runs(directory, once, form)
+    if once or form != Form.TEXT:
+        raise BadInput("--web serves a page, so it goes with neither --once nor --format; leave those out")
+    return serve_page(directory, sites_of)
+
+
+def sites_of(run: Path) -> list[SiteState]:
+    """Return the sites of a run over sites."""
+    from fewlabel.deploy.site_states import site_states
+
+    return site_states(run)
 
 
 def bench(

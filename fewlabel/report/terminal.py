@@ -1,7 +1,7 @@
 """What a person sees at the terminal: progress on stderr, lists and results on stdout.
 
-Progress is a bar on a terminal, and plain lines in a log or a pipe. No thread redraws the bar: worker processes are
-forked meanwhile, and a fork copies a thread's locks as they stand.
+Progress is a bar on a terminal, a line that changes in a notebook, and plain lines in a log or a pipe. No thread
+redraws the bar: worker processes are forked meanwhile, and a fork copies a thread's locks as they stand.
 """
 
 import ast
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,13 +57,18 @@ def tell_notes(runs: Sequence[Result]) -> None:
 
 
 class Screen:
-    """Lines that stay, and on a terminal a bar below them. The bar appears when there is something to show."""
+    """Lines that stay, and below them a bar on a terminal, or a line that changes in a notebook.
+
+    The bar appears when there is something to show. `live` says whether there can be one.
+    """
 
     def __init__(self, total: float) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
 
         self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-        self.live = self._console.is_interactive
+        self._notebook = self._console.is_jupyter
+        self._line: Any = None
+        self.live = self._console.is_interactive or self._notebook
         columns = BarColumn(12), TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
         self._bar = Progress(
             *columns,
@@ -76,19 +82,30 @@ class Screen:
 
     def show(self, completed: float, text: str) -> None:
         """Move the bar and change the text beside it."""
-        if self.live:
+        if self._notebook:
+            self._show_in_notebook(text)
+        elif self.live:
             self._bar.start()
             self._bar.update(self._task, completed=completed, description=text, refresh=True)
 
+    def _show_in_notebook(self, text: str) -> None:
+        if self._line is None:
+            display: Any = import_module("IPython.display").display  # in a notebook it is there
+            self._line = display({"text/plain": text}, raw=True, display_id=True)
+        else:
+            self._line.update({"text/plain": text}, raw=True)
+
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self._console.print(text, soft_wrap=True)
+        if self._notebook:
+            return print(text)  # a notebook shows stderr in red
+        return self._console.print(text, soft_wrap=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.live:  # or it would leave an empty line
+        if self.live and not self._notebook:  # or it would leave an empty line
             self._bar.stop()
 
 
@@ -104,15 +121,16 @@ class Rounds(Screen):
     def watch(self, line: Line) -> None:
         """Show a line of rounds.jsonl, and what it shows to be wrong."""
         number = line["round"]
-        self._count, self._seconds = self._count + 1, self._seconds + line["seconds"]
+        self._count += 1
+        self._seconds += line["seconds"] + line.get("seconds_evaluate", 0)
+        left = self._seconds / self._count * (self._rounds - number)
         begin = f"round {number}/{self._rounds}{metrics(line)}  {size(line['bytes_up'] + line['bytes_down'])}"
         news = self._news.of(line)
         if self.live:
-            left = self._seconds / self._count * (self._rounds - number)
-            self.show(number, f"{begin}  {span(left)} left")
+            self.show(number, f"{begin}  {span(left)} left" if number < self._rounds else begin)
         elif news or number == self._rounds or time.monotonic() - self._last_line >= self._pace:
             self._last_line = time.monotonic()
-            self.say(f"{begin}  {span(line['seconds'])}")
+            self.say(f"{begin}  {span(line['seconds'])}" + f", {span(left)} left" * (number < self._rounds))
         for finding in news:
             self.say(f"fewlabel: round {number}: {finding}")
 
@@ -143,6 +161,7 @@ class Runs(Screen):
     def __init__(self, experiments: Mapping[Path, Experiment], done: int) -> None:
         super().__init__(len(experiments))
         self._experiments, self._done, self._last = experiments, done, dict[Path, Line]()
+        self._began, self._done_before = time.monotonic(), done
         self._names = dict(zip(experiments, names_of(list(experiments.values())), strict=True))
         self._news = {directory: News(experiment, directory) for directory, experiment in experiments.items()}
         if done:
@@ -158,9 +177,20 @@ class Runs(Screen):
             last, end = self._last.pop(directory, {}), line.get("failed") or line.get("stopped")
             self._done += not end
             outcome = f"  {end}" if end else metrics(last)
-            self.say(f"{self._done}/{len(self._experiments)}  {self._names[directory]}{outcome}")
-        under_way = sum(last["round"] / self._experiments[at].rounds for at, last in self._last.items())
-        self.show(self._done + under_way, f"{self._done}/{len(self._experiments)} runs")
+            left = "" if self.live else self._left()
+            self.say(f"{self._done}/{len(self._experiments)}  {self._names[directory]}{outcome}{left}")
+        if self.live:
+            self.show(self._completed(), f"{self._done}/{len(self._experiments)} runs{self._left()}")
+
+    def _completed(self) -> float:
+        """Return how many runs are done, with those under way in parts."""
+        return self._done + sum(int(last["round"]) / self._experiments[at].rounds for at, last in self._last.items())
+
+    def _left(self) -> str:
+        """Return how long the other runs take if they go on as fast. Less than a second is not worth a word."""
+        gained, todo = self._completed() - self._done_before, len(self._experiments) - self._completed()
+        seconds = (time.monotonic() - self._began) / gained * todo if gained > 0 else 0.0
+        return f"  {span(seconds)} left" if seconds >= 1 else ""
 
 
 def names_of(experiments: Sequence[Experiment]) -> list[str]:

@@ -21,6 +21,7 @@ from fewlabel.cli.main import app
 from fewlabel.engine.record import read_rounds
 from fewlabel.experiment import RECIPES, Clients, Experiment, Train, load, read
 from fewlabel.methods.fedavg import FedAvg
+from fewlabel.report import terminal
 from fewlabel.report.terminal import Rounds, Runs, names_of, size, span
 from tests.conftest import SMALL, Command
 
@@ -337,8 +338,8 @@ def test_fast_rounds_do_not_flood_a_log(capsys: pytest.CaptureFixture[str]) -> N
         for number in range(1, 1001):
             shown.watch(line | {"round": number})
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == "round 1/1000  accuracy 0.532  1.3 MB  0.0 s"
-    assert told[-1].startswith("round 1000/1000")
+    assert told[0] == "round 1/1000  accuracy 0.532  1.3 MB  0.0 s, 10.0 s left"  # 999 rounds of 0.01 s
+    assert told[-1] == "round 1000/1000  accuracy 0.532  1.3 MB  0.0 s"
     assert len(told) <= 4
 
 
@@ -355,6 +356,19 @@ def test_u17_a_sweep_says_how_each_run_ended_by_the_values_that_it_varies(capsys
     ]
     seeds = [Experiment(method=name, seed=seed) for name in ("fedavg", "fedprox") for seed in (0, 1)]
     assert names_of(seeds) == ["fedavg seed=0", "fedavg seed=1", "fedprox seed=0", "fedprox seed=1"]
+
+
+def test_many_runs_say_how_long_the_others_take(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of four was done before. Ten seconds later one more is, and half of another: 1.5 more take ten, too."""
+    runs = {Path(f"s/{name}"): Experiment(rounds=2, seed=n) for n, name in enumerate("abcd")}
+    now = iter([100.0, 110.0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(now))
+    with Runs(runs, done=1) as shown:
+        shown._last = {Path("s/b"): {"round": 2}, Path("s/c"): {"round": 1}}
+        shown.watch(Path("s/b"), {"done": True})
+    assert capsys.readouterr().err.splitlines()[1] == "2/4  fedavg seed=1  10.0 s left"
 
 
 def test_sizes_and_times_are_short() -> None:
