@@ -75,21 +75,21 @@ def examples_of(run: Run, label: str) -> Examples | None:
 
 
 def asked(run: Run, world: "World") -> "tuple[Tensor, Tensor] | None":
-    """Return test images and the probabilities that the model gives them. None if it lacks BatchNorm's statistics."""
+    """Return test images and the probabilities that the model gives them, if it can be read and is complete."""
     import torch
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     from fewlabel.core import metrics, tree
     from fewlabel.core.rng import Rng
 
-    with safe_open(run.directory / record.MODEL, "pt") as file:
-        card = json.loads((file.metadata() or {}).get("fewlabel", "{}"))
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     network = world.network(Rng("scratch"))
     try:
+        with safe_open(run.directory / record.MODEL, "pt") as file:
+            card = json.loads((file.metadata() or {}).get("fewlabel", "{}"))
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         network.load_state_dict(tree.untrained(network) | weights)
-    except RuntimeError:
-        return None  # the network's code has changed since
+    except (SafetensorError, OSError, ValueError, RuntimeError):
+        return None  # the file is damaged, or the network's code has changed since
     if tree.statistics(tree.of(network)).keys() - weights.keys():
         return None
     images, size = world.dataset.splits["test"].images, world.dataset.image_size

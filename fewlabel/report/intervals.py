@@ -8,6 +8,7 @@ are the same each time.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fewlabel.report.tables import percent
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
-DRAWS, SEED = 2000, 24
+DRAWS, SEED = 10_000, 24
 TAILS = (2.5, 97.5)  # percentiles between which 95 % of the draws are
 NONE_SEEN = 3.0  # if none of n images is wrong, up to 3 / n of all may be, with 95 % confidence
 ENOUGH = 5  # seeds to tell how much other seeds would differ
@@ -68,20 +69,21 @@ def resampled(confusion: Confusion, metric: str, stream: int) -> "Array":
 
     It matters only whether an image of a class is right, so wrong predictions are counted together.
     """
+    right = tuple(row[n] for n, row in enumerate(confusion))
+    return draws(right, tuple(sum(row) - row[n] for n, row in enumerate(confusion)), stream)[metric]
+
+
+@lru_cache(128)
+def draws(right: tuple[int, ...], wrong: tuple[int, ...], stream: int) -> "dict[str, Array]":
+    """Draw from the images of each class that are right, and from those that are wrong."""
     import numpy as np
 
-    counts = np.array(confusion, dtype=float)
-    right = counts.diagonal()
-    cells = np.concatenate([right, counts.sum(1) - right])
+    cells = np.array([*right, *wrong], dtype=float)
     rng = np.random.default_rng([SEED, 1 + stream])
-    found, wrong = np.split(rng.multinomial(int(cells.sum()), cells / cells.sum(), DRAWS).astype(float), 2, axis=1)
-    images = found + wrong
-    if metric == "accuracy":
-        shares: Array = found.sum(1) / images.sum(1)
-        return shares
+    found, missed = np.split(rng.multinomial(int(cells.sum()), cells / cells.sum(), DRAWS).astype(float), 2, axis=1)
+    images = found + missed
     recalls = np.divide(found, images, out=np.full_like(found, np.nan), where=images > 0)  # a class may not be drawn
-    means: Array = np.nanmean(recalls, axis=1)
-    return means
+    return {"accuracy": found.sum(1) / images.sum(1), "balanced_accuracy": np.nanmean(recalls, axis=1)}
 
 
 def drawn(confusions: Sequence[Confusion], metric: str, stream: int) -> "Array":

@@ -75,7 +75,7 @@
       const layer = (keep, color, top) => ({ type: "heatmap", z: only(values, keep), zmin: low, zmax: top === low ? low + 1 : top,
         colorscale: [[0, colors.paper], [1, color]], showscale: !numbers && color === RIGHT, hovertext: only(hover, keep),
         colorbar: { thickness: 10, outlinewidth: 0, tickfont: { color: colors.ink } }, xgap: gap, ygap: gap,
-        hoverinfo: "text", hoverongaps: false, text: only(written, keep), texttemplate: numbers ? "%{text}" : "" });
+        hoverinfo: "text", hoverongaps: false, text: written.map((row, y) => row.map((t, x) => keep(y, x) ? t : "")), texttemplate: numbers ? "%{text}" : "" });
       const data = chart.diagonal ? [layer(right, RIGHT, high), layer((y, x) => !right(y, x), WRONG, high / 2)]
         : [layer(() => true, RIGHT, high)];
       const axis = { zeroline: false, showgrid: false, ticks: "" };

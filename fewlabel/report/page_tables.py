@@ -6,7 +6,17 @@ from dataclasses import replace
 from fewlabel.report import intervals
 from fewlabel.report.groups import Group
 from fewlabel.report.intervals import in_words
-from fewlabel.report.result_tables import Column, distinct_rows, main_notes, metric, table_of, trained
+from fewlabel.report.result_tables import (
+    Column,
+    about_images,
+    about_recipes,
+    about_rounds,
+    distinct_rows,
+    metric,
+    table_of,
+    trained,
+    warnings,
+)
 from fewlabel.report.runs import FLOOR, Row
 from fewlabel.report.tables import Table, megabytes, percent
 
@@ -45,8 +55,7 @@ def page_table(groups: Sequence[Group]) -> Table:
     rows = distinct_rows(groups)
     images = {row.test_images for row in rows} - {None}
     over = f" ({', '.join(f'{n:,}' for n in sorted(filter(None, images)))} test images)" if images else ""
-    first = main_notes(groups)
-    notes = [next(first)]
+    notes = [f"{about_rounds(groups, rows)} {about_recipes([row.experiment for row in rows])}"]
     if any(row.interval for row in rows):
         most = max(len(row.seeds) for row in rows)
         notes.append(intervals.about(most))
@@ -55,5 +64,5 @@ def page_table(groups: Sequence[Group]) -> Table:
             f"Above labels alone: points of balanced accuracy above {FLOOR}. Its interval takes the test images of "
             "both models as different ones, so it is rather too wide. If it holds 0, the difference may be chance."
         )
-    table = table_of(groups, PAGE, [*notes, *first])
+    table = table_of(groups, PAGE, [*notes, *about_images(rows), *warnings(groups, rows)])
     return replace(table, title=table.title.replace(", in percent", f"{over}, in percent"))

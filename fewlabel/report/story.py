@@ -7,10 +7,11 @@ called that. Balanced accuracy counts here, because few labels are rarely of all
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fewlabel.engine.notes import FEW
+from fewlabel.engine.record import FEW
 from fewlabel.report.findings import findings, guesses, odd_updates
 from fewlabel.report.groups import EVERY_LABEL, Group
 from fewlabel.report.intervals import Difference, Interval, in_words
+from fewlabel.report.result_tables import about_unequal_work
 from fewlabel.report.runs import CEILING, FLOOR, Row, Run
 from fewlabel.report.tables import percent
 
@@ -148,7 +149,7 @@ def about_group(group: Group) -> Iterator[str]:
     best = best_of(group)
     found = above_floor(group, best) if best else None
     if best and found:
-        lies = "lies within its interval, so it may be chance" if found.chance else "is more than chance"
+        lies = "lies within its interval, so it may be chance" if found.chance else "is hardly chance"
         way = "above" if found.mean >= 0 else "below"
         yield (
             f"{label_in(group, best)} is {points(found.mean)} {way} labels alone. The difference {lies} "
@@ -157,6 +158,7 @@ def about_group(group: Group) -> Iterator[str]:
     yield from about_bounds(group, best)
     yield from about_others(group, best)
     yield from about_guessing(group)
+    yield from about_unequal_work([group])
     if best:
         yield from hardest(best, label_in(group, best))
         yield from about_labels(best.results[0])
