@@ -65,7 +65,7 @@ class Cells:
     scale: tuple[float, float] | None = None  # by default from 0 to the largest value
     digits: int = 0
     diagonal: bool = False  # True if what is on the diagonal is right, and all else is wrong
-    counts: "Array | None" = None  # how many images each value stands for
+    counts: "Array | None" = None  # of images; then values are their shares of each row, in percent
 
     @property
     def range(self) -> tuple[float, float]:
@@ -77,7 +77,8 @@ class Cells:
     def to_json(self) -> dict[str, Any]:
         digits = self.digits + 1 + (self.scale != PERCENT)
         values = [[rounded(value, digits) for value in row] for row in self.values.tolist()]
-        counts = None if self.counts is None else [[rounded(count, 0) for count in row] for row in self.counts.tolist()]
+        counts = None if self.counts is None else [list(map(int, row)) for row in self.counts.tolist()]
+        values = values if counts is None else []  # the page makes them from the counts
         found: dict[str, Any] = {
             "kind": "cells",
             "values": values,

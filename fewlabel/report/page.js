@@ -59,13 +59,14 @@
     },
 
     cells(chart, shown, colors) {
-      const { values, down, across, counts } = chart, [low, high] = chart.range;
+      const { down, across, counts } = chart, [low, high] = chart.range;
+      const totals = counts && counts.map(row => row.reduce((a, b) => a + b, 0));
+      const values = counts ? counts.map((row, y) => row.map(n => totals[y] ? 100 * n / totals[y] : null)) : chart.values;
       const numbers = across.length <= MOST_NUMBERS && down.length <= 2 * MOST_NUMBERS;
       const right = (y, x) => y === x, gap = numbers ? 1 : 0;
       const hover = values.map((row, y) => row.map((value, x) => {
         if (value === null) return "";
-        const total = counts && counts[y].reduce((a, b) => a + b, 0);
-        const images = counts ? `${number(counts[y][x], 0)} of ${number(total, 0)} images, ` : "";
+        const images = counts ? `${number(counts[y][x], 0)} of ${number(totals[y], 0)} images, ` : "";
         const head = `${chart.ylabel} ${down[y]}`.trim(), tail = `${chart.xlabel} ${across[x]}`;
         return `${text(head)}<br>${text(tail)}<br><b>${images}${number(value, chart.digits + 1)}${high === 100 ? " %" : ""}</b>`;
       }));
@@ -79,8 +80,11 @@
       const data = chart.diagonal ? [layer(right, RIGHT, high), layer((y, x) => !right(y, x), WRONG, high / 2)]
         : [layer(() => true, RIGHT, high)];
       const axis = { zeroline: false, showgrid: false, ticks: "" };
-      return { data, height: Math.min(640, CELL * down.length + 110), layout: { plot_bgcolor: colors.soft,
-        xaxis: { ...axis, ...ticks(across, numbers ? MOST_NUMBERS : 10), title: { text: text(chart.xlabel) } },
+      const names = ticks(across, numbers ? MOST_NUMBERS : 10), longest = Math.max(...names.ticktext.map(s => s.length));
+      const turned = longest > 3 ? { tickangle: -45 } : { tickangle: 0 };
+      const height = Math.min(560, CELL * down.length) + 110 + (longest > 3 ? 5 * longest : 0);
+      return { data, height, layout: { plot_bgcolor: colors.soft,
+        xaxis: { ...axis, ...names, ...turned, title: { text: text(chart.xlabel) } },
         yaxis: { ...axis, ...ticks(down, MOST_TICKS), title: { text: text(chart.ylabel) }, autorange: "reversed" } } };
     },
 

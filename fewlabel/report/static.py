@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 DASHES = {"": "-", "dot": (0, (2, 2)), "dash": (0, (6, 2))}
 MOST_NUMBERS = 12  # rows and columns of a matrix whose numbers can be read
+MOST_PARTS = 50  # of bars that are drawn one by one; more are one image, which is smaller
 DARK_CELL = 0.6  # of the range: from here on, a number in a cell is white
 
 
@@ -124,10 +125,10 @@ def bars(chart: Bars) -> "Figure":
 
 def stack(axes: "Axes", chart: Bars) -> None:
     """Draw the bars of a chart, with their names beside them. A part without a name is not in the legend."""
-    left = [0.0] * len(chart.names)
+    left, many = [0.0] * len(chart.names), len(chart.parts) > MOST_PARTS
     for part in chart.parts:
         label = part.name if chart.legend and part.name else None
-        axes.barh(range(len(left)), part.values, left=left, color=part.color, label=label)
+        axes.barh(range(len(left)), part.values, left=left, color=part.color, label=label, rasterized=many)
         left = [a + b for a, b in zip(left, part.values, strict=True)]
     for tick in axes.set_yticks(range(len(left)), chart.names):
         tick.label1.set_parse_math(False)

@@ -253,7 +253,7 @@ def about_run(run: Run) -> Iterator[str]:
 def not_measured(run: Run) -> str:
     if not run.rounds:
         return f"no round of {run.experiment.rounds} is complete yet."
-    return f"{run.status}. Nothing is measured yet." if not run.finished else "it has no model to measure."
+    return f"{run.status}. Nothing is measured yet." if not run.finished else "nothing was measured."
 
 
 def so_far(rows: Sequence[Row]) -> str:
