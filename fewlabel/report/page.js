@@ -80,7 +80,7 @@
       const data = chart.diagonal ? [layer(right, RIGHT, high), layer((y, x) => !right(y, x), WRONG, high / 2)]
         : [layer(() => true, RIGHT, high)];
       const axis = { zeroline: false, showgrid: false, ticks: "" };
-      const names = ticks(across, numbers ? MOST_NUMBERS : 10), longest = Math.max(...names.ticktext.map(s => s.length));
+      const names = ticks(across, numbers ? MOST_NUMBERS : colors.narrow ? 5 : 10), longest = Math.max(...names.ticktext.map(s => s.length));
       const turned = longest > 3 ? { tickangle: -45 } : { tickangle: 0 };
       const height = Math.min(560, CELL * down.length) + 110 + (longest > 3 ? 5 * longest : 0);
       return { data, height, layout: { plot_bgcolor: colors.soft,
@@ -124,7 +124,7 @@
   const rows = chart => chart.lines && chart.kind === "lines" ? chart.lines : chart.parts || [];
 
   function draw(one) {
-    const { chart, place } = one, colors = theme();
+    const { chart, place } = one, colors = { ...theme(), narrow: place.clientWidth < 450 };
     const shown = row => !hidden.has(one.scope + row.name);
     const { data, layout, height } = kinds[chart.kind](chart, shown, colors);
     const axis = { color: colors.ink, gridcolor: faded(GREY, .25), zeroline: false, automargin: true, fixedrange: true,

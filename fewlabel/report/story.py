@@ -149,12 +149,12 @@ def about_group(group: Group) -> Iterator[str]:
     best = best_of(group)
     found = above_floor(group, best) if best else None
     if best and found:
-        lies = "lies within its interval, so it may be chance" if found.chance else "is hardly chance"
         way = "above" if found.mean >= 0 else "below"
-        yield (
-            f"{label_in(group, best)} is {points(found.mean)} {way} labels alone. The difference {lies} "
-            f"({signed(found.interval)})."
-        )
+        lies = "The difference lies within its interval, so it may be chance"
+        if not found.chance:  # of one seed, nothing is known about others
+            lies = "The difference is hardly chance"
+            lies = lies if len(best.seeds) > 1 else "The choice of test images hardly explains the difference"
+        yield f"{label_in(group, best)} is {points(found.mean)} {way} labels alone. {lies} ({signed(found.interval)})."
     yield from about_bounds(group, best)
     yield from about_others(group, best)
     yield from about_guessing(group)

@@ -80,7 +80,9 @@ def test_the_best_method_is_told_with_its_points_above_labels_alone_and_the_clas
         "cbafed: 63.3 % balanced accuracy, 24 points above labels alone. "
         "Nobody finds class 2: the labeled client has three of them."
     )
-    assert story.findings[0].startswith("cbafed is 24 points above labels alone. The difference is hardly chance (+1")
+    assert story.findings[0].startswith(
+        "cbafed is 24 points above labels alone. The choice of test images hardly explains the difference (+1"
+    )
     assert "1 of 10 clients has labels: 100 of 1,000 images." in story.findings
     assert "cbafed finds 5.0 % of class 2, the fewest of all classes, and takes 95.0 % of it for 0." in story.findings
     assert story.findings[-1].startswith(
@@ -229,6 +231,7 @@ def test_several_seeds_are_told_by_their_mean(made: Made) -> None:
     methods = [made("cbafed", counts(n, n, n), seed=seed) for seed, n in ((0, 70), (1, 90))]
     story = told(*floors, *methods)
     assert story.headline == "cbafed: 80.0 % balanced accuracy, 30 points above labels alone."
+    assert story.findings[0].startswith("cbafed is 30 points above labels alone. The difference is hardly chance (+")
     assert story.findings[-1].startswith("300 test images and two seeds. By chance alone,")
 
 
