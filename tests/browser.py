@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,8 @@ def started(profile: Path) -> Iterator[Browser]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         moves.append((os.POSIX_SPAWN_OPEN, number, str(profile / f"chromium.{name}"), flags, 0o600))
     arguments = [CHROMIUM, *OPTIONS, f"--user-data-dir={profile}"]
-    process = os.posix_spawn(CHROMIUM, arguments, dict(os.environ), file_actions=moves, setpgroup=0)
+    where = {**os.environ, "TMPDIR": str(profile)}  # so that it leaves nothing elsewhere
+    process = os.posix_spawn(CHROMIUM, arguments, where, file_actions=moves, setpgroup=0)
     for end in (theirs_in, theirs_out, *high):
         os.close(end)
     try:
@@ -153,6 +154,3 @@ def started(profile: Path) -> Iterator[Browser]:
         os.waitpid(process, 0)
         os.close(to)
         os.close(back)
-
-
-Open = Callable[..., Browser]

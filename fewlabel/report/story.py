@@ -58,9 +58,11 @@ def story_of_groups(groups: Sequence[Group]) -> Story:
     for row in best.values():
         wins[row.name] = wins.get(row.name, 0) + 1
     ranked = sorted(wins.items(), key=lambda item: -item[1])
-    places = ", ".join(f"{name} in {count}" for name, count in ranked[:MOST_NAMES])
-    more = f", others in {sum(count for _, count in ranked[MOST_NAMES:])}" if ranked[MOST_NAMES:] else ""
-    lead = f"{len(groups)} settings: the best {NAME} has {places}{more}."
+    (first, most), *others = ranked
+    places = [f"{first} has the best {NAME} in {most}", *(f"{name} in {count}" for name, count in others[:MOST_NAMES])]
+    if left := sum(count for _, count in others[MOST_NAMES:]):
+        places.append(f"others in {left}")
+    lead = f"{len(groups)} settings: {', '.join(places)}."
     if any(group.row_named(FLOOR) for group in groups):
         lead += f" In {len(clear)} of {len(groups)} it is clearly above labels alone."
     return Story(lead, tuple(leads))

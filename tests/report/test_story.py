@@ -219,7 +219,7 @@ def test_several_settings_are_told_one_by_one(made: Made) -> None:
         made("fedirm", counts(52, 52, 52), experiment=many),
     )
     assert story.headline == (
-        "2 settings: the best balanced accuracy has cbafed in 1, fedirm in 1. In 1 of 2 it is clearly above labels "
+        "2 settings: cbafed has the best balanced accuracy in 1, fedirm in 1. In 1 of 2 it is clearly above labels "
         "alone."
     )
     assert story.findings[0] == "count=5: cbafed: 80.0 % balanced accuracy, 30 points above labels alone."
