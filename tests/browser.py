@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -138,8 +139,8 @@ def started(profile: Path) -> Iterator[Browser]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         moves.append((os.POSIX_SPAWN_OPEN, number, str(profile / f"chromium.{name}"), flags, 0o600))
     arguments = [CHROMIUM, *OPTIONS, f"--user-data-dir={profile}"]
-    where = {**os.environ, "TMPDIR": str(profile)}  # so that it leaves nothing elsewhere
-    process = os.posix_spawn(CHROMIUM, arguments, where, file_actions=moves, setpgroup=0)
+    scratch = tempfile.mkdtemp()  # a short path, because a socket is in it, and removed afterwards
+    process = os.posix_spawn(CHROMIUM, arguments, {**os.environ, "TMPDIR": scratch}, file_actions=moves, setpgroup=0)
     for end in (theirs_in, theirs_out, *high):
         os.close(end)
     try:
@@ -154,3 +155,4 @@ def started(profile: Path) -> Iterator[Browser]:
         os.waitpid(process, 0)
         os.close(to)
         os.close(back)
+        shutil.rmtree(scratch, ignore_errors=True)
