@@ -8,10 +8,10 @@ import numpy as np
 from fewlabel.core.described import needs_unlabeled
 from fewlabel.data.labels import known
 from fewlabel.data.own.listing import counted
+from fewlabel.engine.record import FEW
 from fewlabel.engine.world import World
 from fewlabel.experiment import Clients, Experiment, Labels, is_own
 
-FEW = 5  # labels of a class: with fewer, it is hardly learned
 MOST_NAMES = 6  # classes to name in a sentence
 
 

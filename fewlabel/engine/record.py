@@ -23,6 +23,7 @@ CLIENTS = "clients"  # what each client keeps between rounds
 ERROR = "error.txt"  # the traceback of a run that failed
 REPORT = "report.html"
 LOCK = ".lock"
+FEW = 5  # labels of a class, in the notes: with fewer, it is hardly learned
 GONE_AFTER = 2.0  # seconds in which the workers of a killed run have ended, and their lock with them
 
 Line = dict[str, Any]  # of rounds.jsonl

@@ -6,7 +6,7 @@ from typing import Any
 
 from fewlabel.papers.reproduce import Attempt
 from fewlabel.papers.tables import METRIC_NAMES, PaperRow, PaperTable, Printed, tables
-from fewlabel.report.page import write_page
+from fewlabel.report.page import Content, render, write
 from fewlabel.report.runs import Row, Run
 from fewlabel.report.tables import Spread, Table
 
@@ -124,7 +124,7 @@ class Reproduction:
         """Write one self-contained page with the table and the curves, below `root`."""
         path = root / f"{'-'.join(table.name for table in self.tables)}.html"
         rows = [Row(self.label(attempt.row), tuple(self.runs[attempt.row.id])) for attempt in self.ran]
-        return write_page(path, self.title, [self.table()], {"": rows}, rows)
+        return write(path, render(Content(self.title, [self.table()], {"": rows}, rows)))
 
     def __str__(self) -> str:
         return str(self.table())

@@ -1,16 +1,12 @@
 """Bars: the images of each client, and what a run costs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from fewlabel.report.charts import Bars, Line, Lines, Part
 from fewlabel.report.runs import Row
-from fewlabel.report.style import COLORS, GREY, WIDE, Drawing, draw, empty_plot, finish_plot, name_ticks
+from fewlabel.report.static import Drawing
+from fewlabel.report.style import COLORS, GREY
 from fewlabel.report.tables import megabytes, seconds
-
-if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOST_CLIENTS = 40  # whose bars can be read
 MOST_CLASSES = 20  # for which a legend has room
@@ -18,9 +14,6 @@ MOST_CLASSES = 20  # for which a legend has room
 
 def client_images(label: str, row: Row) -> Drawing | None:
     """Draw the classes of each client's images, and who has labels. The clients are those of the first seed."""
-    import numpy as np
-    from matplotlib.figure import Figure
-
     run = row.results[0]
     partition, clients = run.partition, run.partition.get("clients", [])
     if not clients:
@@ -30,51 +23,43 @@ def client_images(label: str, row: Row) -> Drawing | None:
     if partition["server"]["labeled"]:
         size = len(partition["server"]["labeled"])
         shown.insert(0, ("server", partition["server"]["classes"], size, size))
-    figure = Figure(figsize=(WIDE, max(2.4, 0.24 * len(shown) + 1.6)), layout="constrained")
-    axes = figure.subplots()
     names = [who if not has else f"{who} ● {'all' if has == total else has} labeled" for who, _, has, total in shown]
-    totals = [total for _, _, _, total in shown]
-    stack_classes(axes, names, run.classes, {1.0: np.array([counts for _, counts, _, _ in shown])}, totals)
-    for text, (_, _, has, _) in zip(axes.get_yticklabels(), shown, strict=True):
-        text.set_fontweight("bold" if has else "normal")
-    axes.set_xlim(0, 1.04 * max(totals) or None)
-    axes.set_xlabel("images")
-    axes.set_ylabel("client")
+    parts = class_parts(run.classes, [counts for _, counts, _, _ in shown], [total for _, _, _, total in shown])
+    labeled = [bool(has) for _, _, has, _ in shown]
+    chart = Bars(names, parts, "images", "client", labeled, legend=len(run.classes) <= MOST_CLASSES)
     left = len(clients) - MOST_CLIENTS
     caption = f"Images of each client by class{', ' + label if label else ''}; ● has labels; seed {run.seed}"
     caption += f"; {left} more clients not shown" if left > 0 else ""
     in_words = "; ".join(f"{who}: {total} images, {has} labeled" for who, _, has, total in shown)
-    return Drawing(finish_plot(figure), caption, f"{caption}. {in_words}")
+    return Drawing(chart, caption, f"{caption}. {in_words}")
 
 
-def stack_classes(
-    axes: "Axes",
-    names: Sequence[str],
-    classes: Sequence[str],
-    counts: "Mapping[float, np.ndarray]",
-    sizes: Sequence[int],
-) -> None:
-    """Draw a bar for each name: its images class by class, and at the end those of unknown class.
+def class_parts(
+    classes: Sequence[str], counts: Sequence[Sequence[int]], sizes: Sequence[int], pale: Sequence[Sequence[int]] = ()
+) -> tuple[Part, ...]:
+    """Return bars of images class by class, and at the end those of unknown class.
 
-    `counts` has an array [bars, classes] for each opacity, `sizes` the number of all images.
+    `counts` has the images of each class for each bar, `pale` those to draw in a pale colour, `sizes` all images.
     """
-    import numpy as np
-    from matplotlib import colormaps
+    parts, known = [], [0] * len(sizes)
+    for number, (name, color) in enumerate(zip(classes, class_colors(len(classes)), strict=True)):
+        for table, end in ((counts, ""), (pale, "59")):  # 0x59 of 0xff: 35 %
+            values = [int(row[number]) for row in table]
+            if values:
+                parts.append(Part("" if end else name, values, color + end))
+                known = [a + b for a, b in zip(known, values, strict=True)]
+    if any(unknown := [size - found for size, found in zip(sizes, known, strict=True)]):
+        parts.append(Part("unknown", unknown, GREY))
+    return tuple(parts)
 
-    colors = colormaps["tab10" if len(classes) <= 10 else "tab20" if len(classes) <= MOST_CLASSES else "turbo"]
-    places, ends = range(len(names)), np.zeros(len(names))
-    for number, name in enumerate(classes):
-        color = colors(number if len(classes) <= MOST_CLASSES else number / len(classes))
-        for opacity, each in counts.items():
-            label = name if opacity == 1 and len(classes) <= MOST_CLASSES else None
-            axes.barh(places, each[:, number], left=ends, color=color, alpha=opacity, label=label)
-            ends += each[:, number]
-    if any(unknown := np.array(sizes) - ends):
-        axes.barh(places, unknown, left=ends, color=GREY, label="unknown")
-    for tick in axes.set_yticks(places, names):
-        tick.label1.set_parse_math(False)
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
+
+def class_colors(number: int) -> list[str]:
+    """Return a colour for each of so many classes."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    colors = colormaps["tab10" if number <= 10 else "tab20" if number <= MOST_CLASSES else "turbo"]
+    return [to_hex(colors(n if number <= MOST_CLASSES else n / number)) for n in range(number)]
 
 
 PHASES = {"seconds_train": "clients at work", "seconds_server": "server at work", "seconds_evaluate": "evaluation"}
@@ -94,37 +79,27 @@ def costs(groups: Mapping[str, Sequence[Row]]) -> Iterator[Drawing]:
     for label, rows in groups.items():
         end = f", {label}" if label else ""
         up, down = ([row.spent[key] for row in rows] for key in ("bytes_up", "bytes_down"))
-        figure = row_bars(rows, {"up": [b / 1e6 for b in up], "down": [b / 1e6 for b in down]}, "MB")
+        chart = row_bars(rows, {"up": [b / 1e6 for b in up], "down": [b / 1e6 for b in down]}, "MB")
         sent = zip(rows, up, down, strict=True)
         in_words = "; ".join(f"{row.label} {megabytes(u)} up, {megabytes(d)} down" for row, u, d in sent)
-        yield Drawing(figure, f"Sent by clients (up) and to them (down), MB{end}", f"MB sent{end}: {in_words}")
+        yield Drawing(chart, f"Sent by clients (up) and to them (down), MB{end}", f"MB sent{end}: {in_words}")
         waited = [phases(row.spent) for row in rows]
         names = dict.fromkeys(name for each in waited for name in each)
-        figure = row_bars(rows, {name: [each.get(name, 0.0) for each in waited] for name in names}, "seconds")
+        chart = row_bars(rows, {name: [each.get(name, 0.0) for each in waited] for name in names}, "seconds")
         in_words = "; ".join(f"{row.label} {phases_in_words(each)}" for row, each in zip(rows, waited, strict=True))
         caption = f"Seconds of a run by phase{end}"
-        yield Drawing(figure, caption, f"{caption}: {in_words}")
+        yield Drawing(chart, caption, f"{caption}: {in_words}")
 
 
 def phases_in_words(waited: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {seconds(count)}" for name, count in waited.items())
 
 
-def row_bars(rows: Sequence[Row], parts: Mapping[str, Sequence[float]], xlabel: str) -> "Figure":
-    """Draw a bar of stacked parts for each row."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDE, max(2.0, 0.3 * len(rows) + 1.2)), layout="constrained")
-    axes = figure.subplots()
-    left = [0.0] * len(rows)
-    for (name, values), color in zip(parts.items(), COLORS, strict=False):
-        axes.barh(range(len(rows)), values, left=left, color=color, label=name or None)
-        left = [a + b for a, b in zip(left, values, strict=True)]
-    name_ticks(axes, "y", [row.label for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlabel(xlabel)
-    axes.spines[["top", "right"]].set_visible(False)
-    return finish_plot(figure)
+def row_bars(rows: Sequence[Row], parts: Mapping[str, Sequence[float]], xlabel: str) -> Bars:
+    """Return a bar of stacked parts for each row."""
+    colored = zip(parts.items(), COLORS, strict=False)
+    stacked = tuple(Part(name, values, color) for (name, values), color in colored)
+    return Bars([row.label for row in rows], stacked, xlabel)
 
 
 def costs_by_round(row: Row) -> Iterator[Drawing]:
@@ -132,17 +107,18 @@ def costs_by_round(row: Row) -> Iterator[Drawing]:
     lines, spent = row.results[0].rounds, row.spent
     if not lines:
         return
-    figure, axes = empty_plot("MB")
-    for (key, name), color in zip({"bytes_up": "up", "bytes_down": "down"}.items(), COLORS, strict=False):
-        draw(axes, {line["round"]: line[key] / 1e6 for line in lines}, label=name, color=color)
-    axes.set_ylim(bottom=0)
+    sent = {"up": "bytes_up", "down": "bytes_down"}
+    curves = {name: {line["round"]: line[key] / 1e6 for line in lines} for name, key in sent.items()}
     total = f"{megabytes(spent['bytes_up'])} up and {megabytes(spent['bytes_down'])} down in all"
-    yield Drawing(finish_plot(figure), "Sent by clients (up) and to them (down), MB", f"MB sent by round: {total}")
-    figure, axes = empty_plot("seconds")
+    yield Drawing(cost_lines(curves, "MB"), "Sent by clients (up) and to them (down), MB", f"MB sent by round: {total}")
     waited = {line["round"]: phases(line) for line in lines}
-    for name, color in zip(dict.fromkeys(name for each in waited.values() for name in each), COLORS, strict=False):
-        points = {number: each[name] for number, each in waited.items() if name in each}
-        draw(axes, points, label=name, color=color)
-    axes.set_ylim(bottom=0)
+    names = dict.fromkeys(name for each in waited.values() for name in each)
+    curves = {name: {number: each[name] for number, each in waited.items() if name in each} for name in names}
     total = phases_in_words(phases(spent))
-    yield Drawing(finish_plot(figure), "Seconds of each round by phase", f"Seconds by round and phase; in all {total}")
+    caption = "Seconds of each round by phase"
+    yield Drawing(cost_lines(curves, "seconds"), caption, f"Seconds by round and phase; in all {total}")
+
+
+def cost_lines(curves: Mapping[str, Mapping[int, float]], ylabel: str) -> Lines:
+    colored = zip(curves.items(), COLORS, strict=False)
+    return Lines(tuple(Line(name, points, color) for (name, points), color in colored), ylabel, percent=False)

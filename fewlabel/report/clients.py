@@ -11,7 +11,9 @@ from rich.text import Text
 
 from fewlabel.data.labels import Index, known
 from fewlabel.data.partition import Partition
-from fewlabel.report.bars import MOST_CLASSES, stack_classes
+from fewlabel.report.bars import MOST_CLASSES, class_parts
+from fewlabel.report.charts import Bars
+from fewlabel.report.static import stack
 from fewlabel.report.style import save_plot
 
 if TYPE_CHECKING:
@@ -113,10 +115,9 @@ def plot(
     found = list(bars(partition, labels, classes, holders))
     figure = Figure(figsize=(7.2, 1.4 + 0.28 * len(found)), layout="constrained")
     axes = figure.subplots()
-    labeled, unlabeled = (np.array([getattr(bar, part) for bar in found]) for part in ("labeled", "unlabeled"))
-    stack_classes(
-        axes, [bar.name for bar in found], classes, {1.0: labeled, 0.35: unlabeled}, [bar.size for bar in found]
-    )
+    sizes = [bar.size for bar in found]
+    parts = class_parts(classes, [b.labeled.tolist() for b in found], sizes, [b.unlabeled.tolist() for b in found])
+    stack(axes, Bars([bar.name for bar in found], parts, "", legend=len(classes) <= MOST_CLASSES))
     axes.set_xlabel("images; pale: without label")
     if len(classes) <= MOST_CLASSES:
         for text in figure.legend(loc="outside right upper", frameon=False).get_texts():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fewlabel.core.schema import flatten
 from fewlabel.engine.record import runs_in
+from fewlabel.report import static
 from fewlabel.report.curves import curves
 from fewlabel.report.groups import groups_of, rows_of
 from fewlabel.report.page import page_of_groups
@@ -74,7 +75,7 @@ class Comparison:
 
     def plot(self, path: Path | str | None = None) -> "Figure":
         """Draw test accuracy over the rounds: the mean over seeds, with one standard deviation as a band."""
-        return save_plot(curves(self.rows, pick_test("accuracy"), "test accuracy, %"), path)
+        return save_plot(static.lines(curves(self.rows, pick_test("accuracy"), "test accuracy, %")), path)
 
     def report(self, path: Path | str) -> Path:
         """Write one self-contained page: tables, plots, and how to repeat the runs."""

@@ -1,17 +1,16 @@
 """Curves over the rounds: means over seeds, with one standard deviation as a band."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from fewlabel.report.charts import Intervals, Line, Lines, Mark
 from fewlabel.report.runs import CEILING, FLOOR, METRICS, Pick, Row, Run, pick_pseudo_labels, pick_test
-from fewlabel.report.style import COLORS, GREY, Drawing, draw, empty_plot, finish_plot
+from fewlabel.report.static import Drawing
+from fewlabel.report.style import COLORS, GREY
 from fewlabel.report.tables import Spread, percent
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-DASHES = {FLOOR: (0, (2, 2)), CEILING: (0, (6, 2))}
+DASHES = {FLOOR: "dot", CEILING: "dash"}
+MAIN = "balanced_accuracy"
+SHOWN = (MAIN, "accuracy", "auc")
 MOST_POINTS = 120  # of a curve; more would only make the file larger
 
 
@@ -21,32 +20,17 @@ def colors_of(rows: Sequence[Row]) -> dict[str, str]:
     return {label: COLORS[number % len(COLORS)] for number, label in enumerate(methods)}
 
 
-def curves(rows: Sequence[Row], pick: Pick, ylabel: str, colors: Mapping[str, str] | None = None) -> "Figure":
-    """Draw a share by round, a curve for each row."""
-    figure, axes = empty_plot(ylabel)
-    colors = colors or colors_of(rows)
+def curves(rows: Sequence[Row], pick: Pick, ylabel: str, colors: Mapping[str, str] | None = None) -> Lines:
+    """Return a share by round, a curve for each row."""
+    colors, lines = colors or colors_of(rows), []
     for row in rows:
-        curve = thinned(row.curve(pick))
-        bound = row.name in DASHES
-        color = GREY if bound else colors[row.label]
+        curve, bound = thinned(row.curve(pick)), row.name in DASHES
         means = {number: 100 * spread.mean for number, spread in curve.items()}
-        style = {"linestyle": DASHES[row.name], "zorder": 3} if bound else {}  # in front of a method on the same line
-        draw(axes, means, label=row.label, color=color, **style)
-        band = {number: (means[number], 100 * s.std) for number, s in curve.items() if s.std is not None}
-        if band:
-            low, high = [mean - std for mean, std in band.values()], [mean + std for mean, std in band.values()]
-            axes.fill_between(list(band), low, high, color=color, alpha=0.15, linewidth=0)
-    limit_to_percent(axes)
-    return finish_plot(figure)
-
-
-def limit_to_percent(axes: "Axes") -> None:
-    """Keep the y axis within 0 and 100, and at least 10 high, so that flat curves look flat."""
-    low, high = axes.get_ylim()
-    more = max(0.0, 10 - (high - low)) / 2
-    low, high = max(0.0, low - more), min(100.0, high + more)
-    edge = 0.03 * (high - low)  # so that a curve at 0 or 100 is visible
-    axes.set_ylim(low - edge, high + edge)
+        spread = {number: 100 * one.std for number, one in curve.items() if one.std is not None}
+        lines.append(
+            Line(row.label, means, GREY if bound else colors[row.label], DASHES[row.name] if bound else "", spread)
+        )
+    return Lines(tuple(lines), ylabel, rows=True)
 
 
 def thinned(curve: Mapping[int, Spread]) -> dict[int, Spread]:
@@ -75,7 +59,9 @@ def drawings(groups: Mapping[str, Sequence[Row]], picks: Mapping[str, Pick]) -> 
 
 
 def curves_on_test(groups: Mapping[str, Sequence[Row]]) -> Iterator[Drawing]:
-    return drawings(groups, {f"Test {METRICS[key]}": pick_test(key) for key in ("accuracy", "auc")})
+    return drawings(
+        groups, {f"Test {METRICS[key]}": pick_test(key) for key in ("balanced_accuracy", "accuracy", "auc")}
+    )
 
 
 def pseudo_label_curves(groups: Mapping[str, Sequence[Row]]) -> Iterator[Drawing]:
@@ -85,20 +71,35 @@ def pseudo_label_curves(groups: Mapping[str, Sequence[Row]]) -> Iterator[Drawing
 def run_curves(run: Run) -> Iterator[Drawing]:
     """Draw accuracy and AUC of a single run, a plot for each."""
     last = (run.last or {}).get("test", {})
-    for key, caption in {"accuracy": "Accuracy", "auc": "AUC"}.items():
+    for key in SHOWN:
+        caption = f"{METRICS[key][0].upper()}{METRICS[key][1:]}"
         alt = f"{caption} in percent by round. Test at the end: {percent(last.get(key))}"
         yield Drawing(metric_curves(run, key), caption, alt)
 
 
-def metric_curves(run: Run, *keys: str) -> "Figure":
-    """Draw metrics of a run on test and on validation, and the round that validation chose."""
-    figure, axes = empty_plot("%")
+def metric_curves(run: Run, *keys: str) -> Lines:
+    """Return metrics of a run on test and on validation, and the round that validation chose."""
+    lines = []
     for key, color in zip(keys, COLORS, strict=False):
-        for split, dashes in {"test": "-", "validation": "--"}.items():
+        for split, dash in {"test": "", "validation": "dash"}.items():
             found = {line["round"]: line[split][key] for line in run.rounds if split in line}
             points = {number: 100 * value for number, value in found.items() if value is not None}
-            draw(axes, points, label=f"{split} {METRICS[key]}", color=color, linestyle=dashes)
-    if run.chosen:
-        axes.axvline(run.chosen["round"], color=GREY, linewidth=0.8, label="chosen on validation")
-    limit_to_percent(axes)
-    return finish_plot(figure)
+            lines.append(Line(f"{split} {METRICS[key]}", points, color, dash))
+    return Lines(tuple(lines), "%", chosen=run.chosen["round"] if run.chosen else None)
+
+
+def measured_marks(groups: Mapping[str, Sequence[Row]]) -> Iterator[Drawing]:
+    """Draw the balanced accuracy of each row with its interval. Floor and ceiling are also lines across all rows."""
+    colors = colors_of([row for group in groups.values() for row in group])
+    for label, group in groups.items():
+        marks, lines = list[Mark](), dict[str, float]()
+        for row in group:
+            if spread := row.last[MAIN]:
+                ends = row.interval.get(MAIN)
+                interval = None if ends is None else (100 * ends[0], 100 * ends[1])
+                marks.append(Mark(row.label, 100 * spread.mean, interval, colors.get(row.label, GREY)))
+                lines |= {row.label: 100 * spread.mean} if row.name in DASHES else {}
+        if marks:
+            caption = f"Test {METRICS[MAIN]}, %, with 95 % intervals{', ' + label if label else ''}"
+            in_words = "; ".join(f"{mark.name} {mark.value:.1f}" for mark in marks)
+            yield Drawing(Intervals(tuple(marks), METRICS[MAIN] + ", %", lines), caption, f"{caption}: {in_words}")

@@ -13,6 +13,7 @@ from typing import Any
 from fewlabel.core import schema
 from fewlabel.core.errors import BadInput
 from fewlabel.experiment import ROWS, Experiment, dumps
+from fewlabel.report.intervals import ENOUGH
 from fewlabel.report.runs import CEILING, FLOOR, Row, Run
 from fewlabel.report.tables import Spread
 
@@ -20,7 +21,7 @@ EVERY_LABEL = {name for name, (_, every, _) in ROWS.items() if every}
 # The settings that a row with every label changes. It is the ceiling of all groups that differ only in these.
 LABELS = {"labels.at", "labels.fraction", "labels.per_class", "labels.server_per_class", "stream.data"}
 WITHIN = ("name", "rounds", "method.", "evaluate.", "checkpoint.", "threads", "device")  # may differ within a group
-SEEDS = 5  # a test of differences needs at least so many
+SEEDS = ENOUGH  # a test of differences needs at least so many
 NARROW = 0.05  # a smaller gap between floor and ceiling is no measure: shares of it are mostly chance
 RANKED = ("accuracy", "balanced_accuracy", "auc")  # metrics of the last round whose best numbers are marked
 KINDS = ("labeled", "unlabeled")

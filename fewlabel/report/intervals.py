@@ -1,25 +1,136 @@
-"""How far a metric may be off because the test set is small: 95 % intervals over test images."""
+"""How far metrics may be off by chance: 95 % intervals by bootstrap over test images, and over seeds.
+
+A run keeps counts of its test images: how many of each true class got each prediction. To draw images again with
+replacement is to draw from these counts, so no image is needed. All seeds are tested on the same images, so their mean
+is not surer about images than a single seed is: a draw takes several seeds, but the images of one. The random numbers
+are the same each time.
+"""
 
 from collections.abc import Sequence
-from math import sqrt
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
-Z = 1.96  # standard deviations on each side that hold 95 % of a normal distribution
+from fewlabel.report.tables import percent
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[np.float64]]
+
+DRAWS, SEED = 10_000, 24
+TAILS = (2.5, 97.5)  # percentiles between which 95 % of the draws are
+NONE_SEEN = 3.0  # if none of n images is wrong, up to 3 / n of all may be, with 95 % confidence
+ENOUGH = 5  # seeds to tell how much other seeds would differ
+METRICS = ("accuracy", "balanced_accuracy")
+
+Confusion = Sequence[Sequence[int]]  # a row for each true class, a column for each predicted class
+Interval = tuple[float, float]
 
 
-def of_accuracy(share: float, images: int) -> tuple[float, float]:
-    """Return Wilson's interval of a share of so many images."""
-    middle = (share + Z**2 / (2 * images)) / (1 + Z**2 / images)
-    half = Z / (1 + Z**2 / images) * sqrt(share * (1 - share) / images + (Z / (2 * images)) ** 2)
-    return max(0.0, middle - half), min(1.0, middle + half)
+def of(confusions: Sequence[Confusion]) -> dict[str, Interval]:
+    """Return the interval of each metric, from the counts of each seed. It is the interval of the mean over seeds."""
+    return {key: widened(ends(drawn(confusions, key, stream=0)), confusions) for key in METRICS}
 
 
-def of_balanced_accuracy(confusion: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Return the interval of the mean recall, from counts with a row for each true class.
+@dataclass(frozen=True)
+class Difference:
+    """How much better one model is than another, with its interval."""
 
-    The recall r of a class with n test images has the variance r (1 - r) / n, and recalls of different classes are
-    independent. Classes without a test image do not count.
+    mean: float
+    interval: Interval
+
+    @property
+    def chance(self) -> bool:
+        """True if the difference may be none: it lies within its interval."""
+        return self.interval[0] <= 0 <= self.interval[1]
+
+
+def difference(ours: Sequence[Confusion], theirs: Sequence[Confusion], metric: str) -> Difference:
+    """Compare two models seed by seed, from the counts of the same seeds in the same order.
+
+    Images are drawn for each model by itself. Models tend to fail on the same images, which counts do not tell, so the
+    interval is rather too wide than too narrow.
     """
-    recalls = [(row[n] / sum(row), sum(row)) for n, row in enumerate(confusion) if sum(row)]
-    mean = sum(recall for recall, _ in recalls) / len(recalls)
-    half = Z * sqrt(sum(recall * (1 - recall) / images for recall, images in recalls)) / len(recalls)
-    return max(0.0, mean - half), min(1.0, mean + half)
+    one, other = (drawn(counts, metric, stream) for stream, counts in enumerate((ours, theirs)))
+    exact = [measured(a)[metric] - measured(b)[metric] for a, b in zip(ours, theirs, strict=True)]
+    return Difference(sum(exact) / len(exact), ends(one - other))
+
+
+def measured(confusion: Confusion) -> dict[str, float]:
+    """Return the metrics of a model from its counts."""
+    right, images = [row[n] for n, row in enumerate(confusion)], [sum(row) for row in confusion]
+    recalls = [r / n for r, n in zip(right, images, strict=True) if n]
+    return {"accuracy": sum(right) / sum(images), "balanced_accuracy": sum(recalls) / len(recalls)}
+
+
+def resampled(confusion: Confusion, metric: str, stream: int) -> "Array":
+    """Draw as many test images as there are, again and again. Return a metric of each draw.
+
+    It matters only whether an image of a class is right, so wrong predictions are counted together.
+    """
+    right = tuple(row[n] for n, row in enumerate(confusion))
+    return draws(right, tuple(sum(row) - row[n] for n, row in enumerate(confusion)), stream)[metric]
+
+
+@lru_cache(128)
+def draws(right: tuple[int, ...], wrong: tuple[int, ...], stream: int) -> "dict[str, Array]":
+    """Draw from the images of each class that are right, and from those that are wrong."""
+    import numpy as np
+
+    cells = np.array([*right, *wrong], dtype=float)
+    rng = np.random.default_rng([SEED, 1 + stream])
+    found, missed = np.split(rng.multinomial(int(cells.sum()), cells / cells.sum(), DRAWS).astype(float), 2, axis=1)
+    images = found + missed
+    recalls = np.divide(found, images, out=np.full_like(found, np.nan), where=images > 0)  # a class may not be drawn
+    return {"accuracy": found.sum(1) / images.sum(1), "balanced_accuracy": np.nanmean(recalls, axis=1)}
+
+
+def drawn(confusions: Sequence[Confusion], metric: str, stream: int) -> "Array":
+    """Draw seeds, and the images of one of them, again and again. Return the mean of a metric in each draw.
+
+    Which seeds are drawn does not depend on the stream, so that two models are compared in the same seeds.
+    """
+    import numpy as np
+
+    number, rng = len(confusions), np.random.default_rng(SEED)
+    times = rng.multinomial(number, [1 / number] * number, DRAWS)  # how often each seed is drawn
+    one = rng.integers(number, size=DRAWS)  # the seed whose images are drawn
+    exact = np.array([measured(counts)[metric] for counts in confusions])
+    off = np.array([resampled(counts, metric, stream) - measured(counts)[metric] for counts in confusions])
+    found: Array = times @ exact / number + off[one, np.arange(DRAWS)]
+    return found
+
+
+def ends(drawn: "Array") -> Interval:
+    import numpy as np
+
+    low, high = np.percentile(drawn, TAILS)
+    return float(low), float(high)
+
+
+def widened(interval: Interval, confusions: Sequence[Confusion]) -> Interval:
+    """Widen an interval if all images are right, or all wrong: then all draws are alike, but that is no certainty."""
+    images = sum(sum(map(sum, confusion)) for confusion in confusions)
+    right = sum(row[n] for confusion in confusions for n, row in enumerate(confusion))
+    unseen = min(1.0, NONE_SEEN / images)
+    return (1 - unseen, 1.0) if right == images else (0.0, unseen) if right == 0 else interval
+
+
+def in_words(interval: Interval) -> str:
+    return f"{percent(interval[0])}–{percent(interval[1])}"
+
+
+def bracket(metric: str, confusion: Confusion | None) -> str:
+    """Write the interval of a metric behind it, from the counts of one model. Nothing if it has none."""
+    return f" ({in_words(of([confusion])[metric])})" if confusion and metric in METRICS else ""
+
+
+def about(seeds: int) -> str:
+    """Explain the intervals of a table whose rows have so many seeds at most."""
+    over = "test images" if seeds == 1 else "seeds and test images"
+    few = f" From fewer than {ENOUGH} seeds they are too narrow." if 1 < seeds < ENOUGH else ""
+    return (
+        f"In brackets: 95 % intervals by bootstrap over {over}.{few} Other metrics have none, because a run keeps "
+        "counts of its predictions, not their scores."
+    )

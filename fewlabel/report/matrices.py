@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from fewlabel.core.plots import ClassMatrix, PerClass, PerClient
 from fewlabel.engine.record import Line
+from fewlabel.report.charts import PERCENT, Cells
 from fewlabel.report.curves import MOST_POINTS
 from fewlabel.report.runs import Row, Run
-from fewlabel.report.style import WIDE, Drawing, name_ticks
+from fewlabel.report.static import Drawing
 
 if TYPE_CHECKING:
     import numpy as np
-    from matplotlib.figure import Figure
 
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
-MOST_NUMBERS = 12  # rows and columns of a matrix whose numbers can be read
-PERCENT = (0.0, 100.0)
+MOST_NAMED = 12  # classes that a description in words names one by one
 
 
 def mean(tables: Sequence[Any]) -> "Array":
@@ -29,41 +28,6 @@ def mean(tables: Sequence[Any]) -> "Array":
         warnings.simplefilter("ignore", RuntimeWarning)  # where all values are unknown, so is the mean
         found: Array = np.nanmean(np.array(tables, dtype=float), axis=0)
     return found
-
-
-def matrix(
-    values: "Array",
-    down: Sequence[str],
-    across: Sequence[str],
-    ylabel: str,
-    xlabel: str,
-    scale: tuple[float, float] | None = None,
-    digits: int = 0,
-) -> "Figure":
-    """Draw cells of colour, with their numbers if there is room. Unknown values stay blank."""
-    import numpy as np
-    from matplotlib.figure import Figure
-
-    high, wide = values.shape
-    figure = Figure(figsize=(WIDE, min(7.0, max(1.6, 0.27 * high + 1.3))), layout="constrained")
-    axes = figure.subplots()
-    lowest, highest = scale or (0.0, float(np.nanmax(values)) if np.isfinite(values).any() else 1.0)
-    cells = axes.imshow(
-        values, vmin=lowest, vmax=highest, cmap="viridis", aspect="auto", interpolation="none", resample=False
-    )
-    name_ticks(axes, "y", down)
-    name_ticks(axes, "x", across)
-    axes.set_ylabel(ylabel)
-    axes.set_xlabel(xlabel)
-    axes.spines[:].set_visible(False)
-    if wide <= MOST_NUMBERS and high <= 2 * MOST_NUMBERS:
-        for (y, x), value in np.ndenumerate(values):
-            if np.isfinite(value):
-                ink = "#101010" if value > lowest + 0.6 * (highest - lowest) else "#fefefe"
-                axes.text(x, y, f"{value:.{digits}f}", ha="center", va="center", fontsize=9, color=ink)
-    else:
-        figure.colorbar(cells, ax=axes, pad=0.02)
-    return figure
 
 
 def recalls(groups: Mapping[str, Sequence[Row]]) -> Iterator[Drawing]:
@@ -79,8 +43,8 @@ def recalls(groups: Mapping[str, Sequence[Row]]) -> Iterator[Drawing]:
             f"{row.label}: " + ", ".join(f"{name} {value:.0f}" for name, value in zip(classes, line, strict=True))
             for row, line in zip(known, values, strict=True)
         )
-        figure = matrix(values, [row.label for row in known], classes, "", "class", PERCENT)
-        yield Drawing(figure, caption, f"{caption}. {in_words}" if len(classes) <= MOST_NUMBERS else caption)
+        chart = Cells(values, [row.label for row in known], classes, "", "class", PERCENT)
+        yield Drawing(chart, caption, f"{caption}. {in_words}" if len(classes) <= MOST_NAMED else caption)
 
 
 def stacked(tables: Sequence[Sequence[Any]]) -> "Array":
@@ -105,9 +69,9 @@ def confusion(row: Row) -> Drawing | None:
     counts = np.sum(tests, axis=0, dtype=float)
     with np.errstate(invalid="ignore"):
         shares = 100 * counts / counts.sum(1, keepdims=True)
-    figure = matrix(shares, row.classes, row.classes, "class", "predicted class", PERCENT)
+    chart = Cells(shares, row.classes, row.classes, "class", "predicted class", PERCENT, diagonal=True, counts=counts)
     alt = f"Confusion matrix of {row.label}: the share of each class's images that is predicted as each class, in %"
-    return Drawing(figure, f"{row.label}: predictions for each class, %", alt)
+    return Drawing(chart, f"{row.label}: predictions for each class, %", alt)
 
 
 def by_round(row: Row, pick: Callable[[Line], Sequence[Any] | None]) -> tuple[list[str], "Array"] | None:
@@ -146,8 +110,8 @@ def pseudo_labels_by_class(row: Row) -> Iterator[Drawing]:
     for caption, (pick, scale) in captions.items():
         if found := by_round(row, pick):
             rounds, values = found
-            figure = matrix(values, row.classes, rounds, "pseudo-label", "round", scale)
-            yield Drawing(figure, caption, f"{caption}, by round")
+            chart = Cells(values, row.classes, rounds, "pseudo-label", "round", scale)
+            yield Drawing(chart, caption, f"{caption}, by round")
 
 
 def per_class(row: Row, plot: PerClass) -> Iterator[Drawing]:
@@ -157,8 +121,8 @@ def per_class(row: Row, plot: PerClass) -> Iterator[Drawing]:
     if found := by_round(row, lambda line: line.get(plot.key)):
         rounds, values = found
         scale = float(np.nanmin(values)), float(np.nanmax(values))
-        figure = matrix(values, row.classes, rounds, "class", "round", scale, digits=2)
-        yield Drawing(figure, f"{row.label}: {plot.title}", f"{plot.title.capitalize()} by round, {row.label}")
+        chart = Cells(values, row.classes, rounds, "class", "round", scale, digits=2)
+        yield Drawing(chart, f"{row.label}: {plot.title}", f"{plot.title.capitalize()} by round, {row.label}")
 
 
 def per_client(row: Row, plot: PerClient) -> Iterator[Drawing]:
@@ -178,9 +142,9 @@ def per_client(row: Row, plot: PerClient) -> Iterator[Drawing]:
         rounds, values = found
         values[values == 0] = np.nan  # left out in all seeds
         names = [f"{client} (labels)" if client in labeled else str(client) for client in clients]
-        figure = matrix(100 * values, names, rounds, "client", "round")
+        chart = Cells(100 * values, names, rounds, "client", "round")
         caption = f"{row.label}: {plot.title}, %"
-        yield Drawing(figure, caption, f"{caption}, by round; clients {sorted(labeled)} have labels")
+        yield Drawing(chart, caption, f"{caption}, by round; clients {sorted(labeled)} have labels")
 
 
 def matrices_of(run: Run, key: str) -> dict[int, tuple[Any, Any]]:
@@ -211,5 +175,5 @@ def class_matrix(row: Row, plot: ClassMatrix) -> Iterator[Drawing]:
                 continue
             scale = (0.0, float(np.nanmax([first, second])))
             caption = f"{row.label}, round {number}: {name}"
-            figure = matrix(values, row.classes, row.classes, "class", "predicted class", scale, digits=2)
-            yield Drawing(figure, caption, f"{plot.section}, {caption}")
+            chart = Cells(values, row.classes, row.classes, "class", "predicted class", scale, digits=2)
+            yield Drawing(chart, caption, f"{plot.section}, {caption}")

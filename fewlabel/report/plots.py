@@ -9,12 +9,13 @@ from fewlabel.report.bars import client_images, costs, costs_by_round
 from fewlabel.report.curves import curves_on_test, pseudo_label_curves, run_curves
 from fewlabel.report.matrices import class_matrix, confusion, per_class, per_client, pseudo_labels_by_class, recalls
 from fewlabel.report.runs import CEILING, FLOOR, Row
-from fewlabel.report.style import Drawing
+from fewlabel.report.static import Drawing
 
+FIRST = "Over the rounds"
 MOST_ROWS = 10  # that have plots of their own: a page must stay small
 MOST_GROUPS = 6
 ABOUT = {
-    "Over the rounds": f"Metrics on test images, which nobody trains on. {FLOOR}, the floor, ignores unlabeled images; "
+    FIRST: f"Metrics on test images, which nobody trains on. {FLOOR}, the floor, ignores unlabeled images; "
     f"{CEILING}, the ceiling, has all labels. Lines are means over seeds, bands are one standard deviation.",
     "Recall by class": "The share of a class's test images that the model recognizes.",
     "Confusion": "A row for each class: what the model predicts for its test images. Right predictions are on the "
@@ -36,7 +37,7 @@ def sections(groups: Mapping[str, Sequence[Row]]) -> dict[str, list[Drawing]]:
     rows = [Row(label, results) for results, label in labels.items()][:MOST_ROWS]
     alone = len(rows) == 1 and len(rows[0].results) == 1
     return {
-        "Over the rounds": list(run_curves(rows[0].results[0]) if alone else curves_on_test(groups)),
+        FIRST: list(run_curves(rows[0].results[0]) if alone else curves_on_test(groups)),
         "Recall by class": list(recalls(groups)),
         "Confusion": [drawing for row in rows if (drawing := confusion(row))],
         "Who holds what": [drawing for name, group in groups.items() if (drawing := client_images(name, group[0]))],

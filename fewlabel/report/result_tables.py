@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fewlabel.core.described import conclusions
 from fewlabel.experiment import USUAL, Experiment
+from fewlabel.report import intervals
 from fewlabel.report.findings import GUESSING, guesses, odd_updates, predicts_one_class
 from fewlabel.report.groups import EVERY_LABEL, KINDS, NARROW, SEEDS, Group
 from fewlabel.report.runs import CEILING, FLOOR, METRICS, Row, Run
@@ -20,8 +21,11 @@ MOST_SETTINGS = 3  # to name for a row
 UNEQUAL = 0.5  # a row whose work differs from the floor's by more than this share gets a note
 
 
-def run_table(run: Run) -> Table:
-    """Show the metrics and costs of a run, at its last round and at the one that validation chose."""
+def run_table(run: Run, brackets: bool = False) -> Table:
+    """Show the metrics and costs of a run, at its last round and at the one that validation chose.
+
+    With `brackets`, 95 % intervals follow metrics, and recalls show how many images they stand for.
+    """
     lines, columns = [], []
     if run.last:
         lines.append(run.last)
@@ -29,9 +33,20 @@ def run_table(run: Run) -> Table:
     if run.chosen:
         lines.append(run.chosen)
         columns.append(f"chosen on validation ({run.chosen['round']})")
-    rows = [(words, *(percent(line.get("test", {}).get(key)) for line in lines)) for key, words in METRICS.items()]
+    counts = [line.get("test", {}).get("confusion") if brackets else None for line in lines]
+    both = list(zip(lines, counts, strict=True))
+    rows = [
+        (words, *(percent(line.get("test", {}).get(key)) + intervals.bracket(key, c) for line, c in both))
+        for key, words in METRICS.items()
+    ]
     rows += [
-        (f"recall of {name}", *(percent(line["test"]["recall_per_class"][n]) for line in lines))
+        (
+            f"recall of {name}",
+            *(
+                percent(line["test"]["recall_per_class"][n]) + (f" ({c[n][n]} of {sum(c[n])})" if c else "")
+                for line, c in both
+            ),
+        )
         for n, name in enumerate(run.classes if len(run.classes) <= MOST_CLASSES else [])
         if run.last and "test" in run.last
     ]
@@ -55,6 +70,8 @@ def run_table(run: Run) -> Table:
         ]
     notes = conclusions(run.experiment.method, run.rounds)
     notes += ["Metrics are on the test set, in percent. Costs add up from round 1 to the column's round."]
+    if any(counts):
+        notes.append(intervals.about(1))
     if run.last and predicts_one_class(run.last):
         notes.append("The model predicts the same class for every image.")
     elif run.last and guesses(run.last.get("test", {})):
@@ -64,7 +81,9 @@ def run_table(run: Run) -> Table:
         notes.append(f"Odd updates: {odd}. The field `suspects` of rounds.jsonl says why.")
     if not run.finished:
         notes.append(f"{run.status}.".capitalize())
-    return Table(run.title, ("", *columns), tuple(rows), tuple(notes))
+    images = Row(run.name, (run,)).test_images if brackets else None
+    title = f"{run.title}: {images:,} test images" if images else run.title
+    return Table(title, ("", *columns), tuple(rows), tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -180,8 +199,13 @@ def comparison_tables(groups: Sequence[Group], every: bool = True) -> list[Table
 
 def results_table(groups: Sequence[Group], every: bool = True) -> Table:
     """Show all numbers of every row, or only the main ones."""
+    return table_of(groups, columns_of(groups, every), list(notes(groups) if every else main_notes(groups)))
+
+
+def table_of(groups: Sequence[Group], columns: Sequence[Column], notes: Sequence[str]) -> Table:
+    """Show these columns of every row."""
     lines = [(group, row) for group in groups for row in group.rows]
-    cells = {column: [column.cell(group, row) for group, row in lines] for column in columns_of(groups, every)}
+    cells = {column: [column.cell(group, row) for group, row in lines] for column in columns}
     labels = [label_of(row) for group in groups for row in group.relabeled]
     best, second = set[tuple[int, int]](), set[tuple[int, int]]()
     for number, column in enumerate(cells, 1):
@@ -195,7 +219,7 @@ def results_table(groups: Sequence[Group], every: bool = True) -> Table:
         f"Test results on {values_of(groups, lambda e: e.data.name)}, in percent",
         ("method", *(column.heading for column in cells)),
         tuple(zip(labels, *cells.values(), strict=True)),
-        tuple(notes(groups) if every else main_notes(groups)),
+        tuple(notes),
         frozenset(best),
         frozenset(second),
         tuple((n, group.label) for n, (group, row) in enumerate(lines) if several and row is group.rows[0]),

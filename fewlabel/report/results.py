@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fewlabel.engine.record import REPORT
+from fewlabel.report import static
 from fewlabel.report.curves import metric_curves
 from fewlabel.report.page import page_of_run
 from fewlabel.report.result_tables import run_table
@@ -24,7 +25,7 @@ class Result(Run):
 
     def plot(self, path: Path | str | None = None) -> "Figure":
         """Draw accuracy and AUC over the rounds, on test and on validation. With `path`, save the plot there."""
-        return save_plot(metric_curves(self, "accuracy", "auc"), path)
+        return save_plot(static.lines(metric_curves(self, "accuracy", "auc")), path)
 
     def report(self, path: Path | str | None = None) -> Path:
         """Write one self-contained page about this run, by default report.html in its directory."""

@@ -187,16 +187,30 @@ class Row:
         return {seed: value for seed, value in found.items() if value is not None}
 
     @cached_property
-    def interval(self) -> dict[str, tuple[float, float]]:
-        """How far metrics of the last round may be off because the test set is small. Only for a single seed."""
-        test = (self.results[0].last or {}).get("test", {}) if len(self.results) == 1 else {}
-        if not test.get("confusion"):
-            return {}
-        images = sum(map(sum, test["confusion"]))
-        return {
-            "accuracy": intervals.of_accuracy(test["accuracy"], images),
-            "balanced_accuracy": intervals.of_balanced_accuracy(test["confusion"]),
-        }
+    def confusions(self) -> dict[int, intervals.Confusion]:
+        """The counts of the last round measured, for each seed that has them. Sites keep theirs to themselves."""
+        found = {run.seed: (run.last or {}).get("test", {}).get("confusion") for run in self.results}
+        return {seed: counts for seed, counts in found.items() if counts and any(map(any, counts))}
+
+    @cached_property
+    def interval(self) -> dict[str, intervals.Interval]:
+        """How far metrics of the last round may be off by chance, over test images and seeds."""
+        return intervals.of(list(self.confusions.values())) if self.confusions else {}
+
+    def above(self, other: "Row", metric: str = "balanced_accuracy") -> intervals.Difference | None:
+        """Return how much better this row is than another in the seeds that both have, if their counts are known."""
+        seeds = sorted(self.confusions.keys() & other.confusions.keys())
+        if not seeds:
+            return None
+        ours, theirs = ([row.confusions[seed] for seed in seeds] for row in (self, other))
+        return intervals.difference(ours, theirs, metric)
+
+    @property
+    def test_images(self) -> int | None:
+        """How many images the last round was measured on. Sites tell a number that is rounded down."""
+        found: int | None = (self.results[0].last or {}).get("test", {}).get("images")
+        first = next(iter(self.confusions.values()), None)
+        return sum(map(sum, first)) if first else found
 
     def curve(self, pick: Pick) -> dict[int, Spread]:
         """Return a number by round, over the seeds that have it in that round."""

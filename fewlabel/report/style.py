@@ -7,7 +7,6 @@ import io
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +19,8 @@ if TYPE_CHECKING:
 
 COLORS = ("#2a7de1", "#e07b00", "#12a150", "#c2418f", "#8a63d2", "#d13b3b", "#00a3a3", "#8c6d46")  # on black and white
 GREY = "#8a8a8a"
+RIGHT, WRONG = "#1b62c4", "#e07b00"  # of cells; others have the first, too
 WIDE, HIGH = 5.2, 3.4  # inches
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure with its caption, and its content in words for those who cannot see it."""
-
-    figure: "Figure"
-    caption: str
-    alt: str
 
 
 def empty_plot(ylabel: str) -> tuple["Figure", "Axes"]:
@@ -102,4 +93,9 @@ def svg(figure: "Figure") -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
     text = re.sub(r' id="(?!C\d)[\w.]+_\d+"', "", text)  # of groups, the same in every figure, and used by nothing
+    text = re.sub(
+        r"; font-family: [^;\"]*|<!--.*?-->", "", text
+    )  # the page's own, and in so many words, again and again
+    text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
+    text = re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"\n\s*", "\n", text))
     return text.replace("xlink:href", "href").replace("#000000", "currentColor")

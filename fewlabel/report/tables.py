@@ -155,8 +155,8 @@ class Table:
         console.print(self.rich(width, styled=False))
         return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
 
-    def html(self) -> str:
-        """Return the table as part of a page, with all names escaped."""
+    def html(self, folded: bool = False) -> str:
+        """Return the table as part of a page, with all names escaped. With `folded`, its notes wait behind a click."""
         head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in self.columns)
         headings, body = dict(self.headings), ""
         for r, row in enumerate(self.rows):
@@ -167,6 +167,8 @@ class Table:
             numbers = "".join(f"<td>{cell}</td>" for cell in cells[1:])
             body += f'<tr><th scope="row">{cells[0]}</th>{numbers}</tr>\n'
         notes = "".join(f"<p><small>{html.escape(note)}</small></p>\n" for note in self._notes("html"))
+        if folded and notes:
+            notes = f'<details class="notes"><summary>Notes on this table</summary>\n{notes}</details>\n'
         top = f"<caption>{html.escape(self.title)}</caption>\n<thead><tr>{head}</tr></thead>"
         scrolled = f'<div class="wide" role="region" tabindex="0" aria-label="{html.escape(self.title)}">\n'
         return f"{scrolled}<table>\n{top}\n<tbody>\n{body}</tbody></table>\n</div>\n{notes}"
