@@ -24,7 +24,7 @@ from fewlabel.data.settings import Data as Data
 from fewlabel.data.settings import Labels as Labels
 from fewlabel.data.settings import Stream as Stream
 from fewlabel.data.settings import Views as Views
-from fewlabel.data.settings import check_attack, labels_of_own_data, with_every_label
+from fewlabel.data.settings import check_attack, check_sums, labels_of_own_data, with_every_label
 from fewlabel.data.settings import is_own as is_own
 from fewlabel.learn.recipe import RECIPES as RECIPES
 from fewlabel.learn.recipe import USUAL as USUAL
@@ -225,7 +225,7 @@ class Experiment:
     checkpoint: Checkpoint = Checkpoint()
 
     def __post_init__(self) -> None:
-        from fewlabel.core.tasks import check_method
+        from fewlabel.core.tasks import check_method, other_trees
         from fewlabel.data.partition import PARTITIONS
         from fewlabel.data.views import VIEWS
 
@@ -290,6 +290,8 @@ class Experiment:
         if self.clients.min_replies > (self.clients.per_round or self.clients.count):
             raise BadInput("clients.min_replies is more than the clients that take part in a round; lower it")
         check_attack(self.clients)
+        needs_each, others = needs_each_model(self.method), other_trees(type(self.method))
+        check_sums(self.clients, self.name, needs_each, self.model.buffers, others)
         if (how := self.clients.aggregate) != "mean" and needs_each_model(self.method):
             raise BadInput(
                 f"clients.aggregate = '{how}' is not for {self.name}, which weighs each client's model by itself; "

@@ -25,6 +25,7 @@ from fewlabel.engine.attack import claimed
 from fewlabel.engine.checkpoint import Saved
 from fewlabel.engine.conduct import Conduct, Judge, Lost
 from fewlabel.engine.executor import SERVER_ID, Executor, Job, Outcome
+from fewlabel.engine import sums
 from fewlabel.engine.serial import Serial
 from fewlabel.engine.world import World
 
@@ -303,7 +304,7 @@ class Server:
                 continue
             self.seen.up += len(outcome.payload)
             try:
-                asked = Asked(self._claims[client.id], self.num_classes)
+                asked = Asked(self._claims[client.id], self.num_classes, sums.largest(self.experiment))
                 upload = accept(task, client, self.round, outcome.payload, self._leaving, asked)
             except ClientError as error:
                 self._note_failure(error, refused=True)
