@@ -79,7 +79,7 @@ def mean_of(whole: int, found: Tensor, old: Tree) -> Tree:
     sizes = [old[name].numel() for name in places]
     if sum(sizes) != len(found):
         raise ValueError(f"a sum of {len(found)} numbers is not that of models with {sum(sizes)}")
-    parts = dict(zip(places, (found.double() / (whole * float(STEPS))).split(sizes), strict=True))
+    parts = dict(zip(places, torch.split(found.double() / (whole * float(STEPS)), sizes), strict=True))
     return {n: parts[n].reshape(v.shape).to(v.dtype) if n in parts else v for n, v in old.items()}
 
 

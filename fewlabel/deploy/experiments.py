@@ -161,7 +161,8 @@ def summary(record: Record) -> str:
 def note_sent(state: Path, order: Order, bytes: int, weights: str = "") -> None:
     """Note that a reply leaves, and which weights it measures if it does."""
     record = load(state, order.job.run) or new(order)
-    task, number = order.job.task if order.job.kind == "client" else order.job.kind, order.job.round
+    job = order.job
+    task, number = job.task if job.kind in ("client", "hidden") else job.kind, job.round
     old = record.sent.get(task, Sent(0, 0, number, number))
     row = Sent(old.replies + 1, old.bytes + bytes, min(old.first_round, number), max(old.last_round, number))
     measured = record.measured | ({str(number): weights} if weights else {})

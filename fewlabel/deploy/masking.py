@@ -15,9 +15,10 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,6 +29,7 @@ PURPOSE = b"fewlabel sum 1\n"  # so that nothing else that a member's key ever s
 NONCE = 12  # bytes
 Verify = Callable[[int, bytes, str], None]  # client, what it signed, signature in hex; raises BadInput if it did not
 Sign = Callable[[bytes], str]
+Numbers = npt.NDArray[np.uint64]  # modulo 2^64
 
 
 @dataclass(frozen=True)
@@ -110,15 +112,15 @@ def advertise(run: str, round: int, task: str, client: int, call: int, sign: Sig
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     mask, share, seed = X25519PrivateKey.generate(), X25519PrivateKey.generate(), secrets.token_bytes(32)
-    publics = [key.public_key().public_bytes_raw().hex() for key in (mask, share)]
-    bare = Advert(client, call, *publics, hashlib.sha256(seed).hexdigest())
-    advert = Advert(**asdict(bare) | {"signature": sign(signed_part(run, round, task, bare))})
+    mask_key, share_key = (key.public_key().public_bytes_raw().hex() for key in (mask, share))
+    draft = Advert(client, call, mask_key, share_key, hashlib.sha256(seed).hexdigest())
+    advert = replace(draft, signature=sign(signed_part(run, round, task, draft)))
     return Secrets(client, advert, mask.private_bytes_raw().hex(), share.private_bytes_raw().hex(), seed.hex())
 
 
 def signed_part(run: str, round: int, task: str, advert: Advert) -> bytes:
     """Return what a member's key signs of its round keys."""
-    return PURPOSE + b"keys\n" + canonical([run, round, task, asdict(advert) | {"signature": ""}])
+    return PURPOSE + b"keys\n" + canonical([run, round, task, asdict(bare(advert))])
 
 
 def check_roster(own: Secrets, roster: Roster, run: str, round: int, task: str, verify: Verify) -> None:
@@ -133,11 +135,11 @@ def check_roster(own: Secrets, roster: Roster, run: str, round: int, task: str, 
     if sorted(roster.shares) != clients or min(roster.shares.values()) < 0:
         raise BadInput("the list of sites does not say how much each of them counts")
     for advert in roster.adverts:
-        verify(advert.client, signed_part(run, round, task, bare(advert)), advert.signature)
+        verify(advert.client, signed_part(run, round, task, advert), advert.signature)
 
 
 def bare(advert: Advert) -> Advert:
-    return Advert(**asdict(advert) | {"signature": ""})
+    return replace(advert, signature="")
 
 
 def deal(own: Secrets, roster: Roster) -> dict[int, str]:
@@ -226,7 +228,8 @@ def unmasked(
     lengths = {len(one) for one in masked.values()}
     if len(lengths) != 1:
         raise BadInput("sites have sent different amounts of masked numbers")
-    length, total = lengths.pop(), np.uint64(0)
+    length = lengths.pop()
+    total: Numbers = np.zeros(length, np.uint64)
     for hidden in masked.values():
         total = total + unsigned(hidden)
     for client in dealers:
@@ -286,7 +289,7 @@ def pair_key(private: str, public: str, roster: Roster, one: int, other: int, pu
     return HKDF(hashes.SHA256(), 32, salt=roster.digest, info=info).derive(shared)
 
 
-def stream(key: bytes, length: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+def stream(key: bytes, length: int) -> Numbers:
     """Return so many 64-bit numbers that nobody can tell from uniform ones without the key. A key is used once."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
@@ -322,10 +325,10 @@ def canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def unsigned(numbers: Tensor) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+def unsigned(numbers: Tensor) -> Numbers:
     """Return numbers modulo 2^64."""
     return numbers.numpy().view(np.uint64)
 
 
-def signed(numbers: "np.ndarray[tuple[int], np.dtype[np.uint64]]") -> Tensor:
+def signed(numbers: Numbers) -> Tensor:
     return torch.from_numpy(numbers.view(np.int64).copy())

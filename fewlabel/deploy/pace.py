@@ -65,4 +65,4 @@ class Pace:
 
 
 def name(job: Job) -> str:
-    return job.task if job.kind == "client" else job.kind
+    return job.task if job.kind in ("client", "hidden") else job.kind

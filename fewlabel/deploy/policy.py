@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fewlabel.core import coarse, schema, storage
 from fewlabel.core.errors import BadInput, unknown
-from fewlabel.core.schema import Count, Natural, Positive
+from fewlabel.core.schema import Count, Natural, Positive, Share
 from fewlabel.deploy.consent import consented
 from fewlabel.deploy.messages import Refused
 from fewlabel.experiment import Experiment, method_named, plain_method
@@ -31,6 +31,8 @@ most_epochs = 501      # passes over your images in a round; CBAFed's warm-up ha
 largest_rate = 0.1     # learning rate
 statistics = false     # exact BatchNorm statistics of your images (model.buffers = "recomputed") may leave
 held_out = false       # exact counts over labels that you do not train on (labels.held_out) may leave
+masked = false         # true: weights leave only in masked sums (clients.sums = "masked"), so nobody sees yours alone
+largest_share = 0.75   # of your weights in a masked sum: with more, the sum would show nearly yours alone
 most_rounds = 1000     # of a run
 most_runs = 20         # in all
 until = "{until}"   # the last day on which this site takes part
@@ -62,6 +64,8 @@ class Policy:
     largest_rate: Positive | None = None  # learning rate
     statistics: bool = True  # whether exact BatchNorm statistics may leave, where an experiment recomputes them
     held_out: bool = True  # whether exact counts over held-out labels may leave, where an experiment holds some out
+    masked: bool = False  # whether weights leave only in masked sums
+    largest_share: Share = 0.75  # of this site in a masked sum
     most_rounds: Count | None = None  # of a run
     most_runs: Natural | None = None  # in all
     until: str | None = None  # last day, such as 2027-12-31
@@ -119,6 +123,8 @@ def objections(policy: Policy, experiment: Experiment, labeled: int | None = Non
         yield f"its networks are {', '.join(policy.networks)}, and this is {experiment.model.name} (networks)"
     if not policy.statistics and experiment.model.buffers == "recomputed":
         yield "no exact statistics of images leave it, and model.buffers = 'recomputed' (statistics)"
+    if policy.masked and experiment.clients.sums != "masked":
+        yield f"its weights leave only in masked sums, and clients.sums = '{experiment.clients.sums}' (masked)"
     if not policy.held_out and experiment.labels.held_out:
         share = experiment.labels.held_out
         yield f"no exact counts over held-out labels leave it, and labels.held_out = {share:g} (held_out)"
