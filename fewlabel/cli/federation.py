@@ -153,6 +153,28 @@ def remove(folder: Directory, site: Annotated[str, Argument(metavar="SITE", hidd
 
 
 @app.command()
+def peers(
+    folder: Directory,
+    out: Annotated[Path, Option(metavar="FILE", help="Where to write the list.")] = Path("peers.json"),
+) -> None:
+    """Write the members' public keys to a file, for masked sums.
+
+    Give it to every site once all are enrolled, and again when one joins
+    or leaves. Each site reads it by `fewlabel site peers`.
+
+    Examples:
+      fewlabel federation peers lungs
+    """
+    from fewlabel.deploy import peers as known
+
+    listed = known.of(opened(folder))
+    known.write(listed, out)
+    for peer in listed.members:
+        print(f"client {peer.client} is '{peer.name}', with the key {keys.fingerprint(peer.key)}")
+    tell(f"give {out} to every site, which reads it by: fewlabel site peers {out}")
+
+
+@app.command()
 def serve(
     folder: Directory,
     listen: Annotated[

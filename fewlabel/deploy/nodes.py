@@ -215,7 +215,7 @@ class NodeExecutor:
             done = self._sent.pop(sent)
             try:
                 upload = flower_messages.upload_of(reply, self.max_upload)
-                self.tickets.close(done.ticket, Outcome(upload, {}))
+                self.tickets.close(done.ticket, Outcome(upload, flower_messages.told(reply)))
             except flower_messages.NoReply as error:  # Flower answers in place of the site
                 self.tickets.close(done.ticket, Outcome(None, {}, str(error)))
                 if isinstance(error, flower_messages.TooLate):

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from fewlabel.core.errors import BadInput, unknown
 from fewlabel.core.schema import Count, Natural, Positive, Share
 from fewlabel.deploy.consent import consented
 from fewlabel.deploy.messages import Refused
-from fewlabel.experiment import Experiment, method_named, plain_method
+from fewlabel.experiment import Experiment, Privacy, method_named, plain_method
 from fewlabel.report.terminal import known
 
 FILE = "policy.toml"
@@ -37,6 +37,9 @@ most_rounds = 1000     # of a run
 most_runs = 20         # in all
 until = "{until}"   # the last day on which this site takes part
 ask = "never"          # "once": a person here approves each experiment once; "every-run": each run
+
+# [privacy]            # remove the first # of these lines for noise that hides single images, whatever a run asks for
+# epsilon = 3.0        # that a run may spend; each further run spends it again
 
 [evaluate]             # on images that you keep to test on
 least = 50             # images that every number is about, at least
@@ -70,6 +73,7 @@ class Policy:
     most_runs: Natural | None = None  # in all
     until: str | None = None  # last day, such as 2027-12-31
     ask: Literal["never", "once", "every-run"] = "never"  # whom a person at the site must approve
+    privacy: Privacy | None = None  # that this site trains with, unless a run asks for a smaller epsilon
     evaluate: Evaluating = Evaluating()
 
     def __post_init__(self) -> None:
@@ -110,6 +114,17 @@ def check(policy: Policy, experiment: Experiment, labeled: int | None = None) ->
     """Refuse an experiment beyond a policy. `labeled` is how many images with a label the site has, once known."""
     for sentence in objections(policy, experiment, labeled):
         raise Refused(f"the policy of this site does not allow it: {sentence}")
+
+
+def protected(policy: Policy, experiment: Experiment) -> Experiment:
+    """Return an experiment with the site's own privacy, if that is stronger than what the experiment asks for."""
+    own, asked = policy.privacy, experiment.privacy
+    if own is None or (asked is not None and asked.epsilon <= own.epsilon and asked.delta <= own.delta):
+        return experiment
+    try:
+        return replace(experiment, privacy=own)
+    except BadInput as error:
+        raise Refused(f"the policy of this site does not allow it: {error} (privacy)") from None
 
 
 def objections(policy: Policy, experiment: Experiment, labeled: int | None = None) -> Iterator[str]:

@@ -41,6 +41,7 @@ from fewlabel.deploy.site_folder import SiteConfig
 from fewlabel.deploy.site_process import Parts, attempt
 from fewlabel.deploy.site_terms import load_terms as load_terms
 from fewlabel.deploy.site_terms import read_json as read_json
+from fewlabel.engine.ledger import Ledger
 from fewlabel.engine.run import versions
 from fewlabel.engine.worker import Worker
 from fewlabel.engine.world import World, normalised
@@ -86,7 +87,8 @@ def answer(site: SiteConfig, parts: Mapping[str, Any]) -> Parts:
     try:
         if not isinstance(order, bytes) or not isinstance(message, bytes) or not isinstance(statistics, bytes | None):
             raise Refused("the message lacks an order, or is not bytes")
-        upload = carry_out(site, *checked(site, order), message, statistics)
+        known, experiment = checked(site, order)
+        upload = carry_out(site, known, experiment, message, statistics)
     except Refused as error:
         print(
             f"fewlabel: refused {subject(order if isinstance(order, bytes) else b'')[2]}: {error}",
@@ -94,7 +96,8 @@ def answer(site: SiteConfig, parts: Mapping[str, Any]) -> Parts:
             flush=True,
         )
         return {"refused": str(error)}
-    return {} if upload is None else {"upload": upload}
+    spent = experiments.epsilon(Path(site.state), known.job.run)
+    return ({} if upload is None else {"upload": upload}) | ({"epsilon": f"{spent:.6g}"} if spent else {})
 
 
 def carry_out(
@@ -120,7 +123,8 @@ def carry_out(
         found, weights = measured(site, order, experiment, message, world, limits), evaluation.digest(message)
     else:
         found = worked(site, order, world, message, statistics, limits)
-    experiments.note_sent(state, order, len(found or b""), weights)
+    spent = Ledger(state / order.job.run).epsilon(site.client, experiment.privacy.delta) if experiment.privacy else 0.0
+    experiments.note_sent(state, order, len(found or b""), weights, spent)
     return found
 
 
@@ -168,7 +172,7 @@ def at_work(experiment: Experiment) -> Iterator[None]:
         with preserved():
             torch.set_num_threads(experiment.threads)
             yield
-    except (wire.WireError, schedule.TooFast) as error:
+    except (wire.WireError, schedule.TooFast, BadInput) as error:
         raise Refused(str(error)) from None
     finally:
         torch.set_num_threads(threads)
@@ -195,6 +199,7 @@ def checked(site: SiteConfig, data: bytes) -> tuple[Order, Experiment]:
     if site.client >= experiment.clients.count:
         raise Refused(f"this is client {site.client}, and clients.count = {experiment.clients.count}")
     limits = policy.load(site.policy)
+    experiment = policy.protected(limits, experiment)
     policy.check(limits, experiment)
     experiments.admit(Path(site.state), order, limits)
     if job.kind == "info":
@@ -210,6 +215,8 @@ def checked(site: SiteConfig, data: bytes) -> tuple[Order, Experiment]:
         raise Refused("the terms have no mean and no std yet")
     if job.kind == "pixels" and (known or order.terms.mean is not None):
         raise Refused("mean and std are known")
+    if job.kind == "pixels" and experiment.privacy is not None:
+        raise Refused("exact sums of pixels are not private; have the federation fix mean and std in its terms")
     if job.kind == "statistics" and (experiment.stream is not None or experiment.model.buffers != "recomputed"):
         raise Refused("statistics are those of all images at once, where model.buffers = recomputed")
     for_clients = {name: task for name, task in tasks(type(experiment.method)).items() if "client" in task.places}

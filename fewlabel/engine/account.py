@@ -19,7 +19,7 @@ Failure = dict[str, Any]  # of a client in rounds.jsonl: `client`, its number; `
 # or excluded.
 Suspect = dict[str, Any]
 RESERVED = {"round", "seconds", "bytes_up", "bytes_down", "model_bytes", "asked", "replies", "local_accuracy"}
-RESERVED |= {"test", "validation", "sites", "pseudo_labels", "pseudo_labels_per_epoch"}
+RESERVED |= {"epsilon", "test", "validation", "sites", "pseudo_labels", "pseudo_labels_per_epoch"}
 RESERVED |= {"images_labeled", "images_unlabeled", "shown", "failures", "suspects", "seconds_train", "seconds_evaluate"}
 
 

@@ -384,6 +384,8 @@ class Server:
         self.seen.images = [a + b for a, b in zip(self.seen.images, outside.get("images", (0, 0)), strict=True)]
         for name, value in outside.get("shown", {}).items():
             self.seen.shown.setdefault(name, []).append(torch.tensor(value, dtype=torch.float64))
+        if "epsilon" in outside:
+            self.seen.values["epsilon"] = max(outside["epsilon"], self.seen.values.get("epsilon", 0.0))
         if "local_accuracy" in outside:
             self.seen.local_accuracy.append(outside["local_accuracy"])
         for epoch, audit in outside.get("audit", {}).items():

@@ -31,6 +31,7 @@ from fewlabel.engine.rounds import Server
 from fewlabel.engine.shipping import model_file
 from fewlabel.engine.world import World, dataset_of
 from fewlabel.experiment import Experiment, dumps, load
+from fewlabel.learn import private
 
 SCHEMA = 1  # version of summary.json
 Watch = Callable[[dict[str, Any]], None]  # called with each line of rounds.jsonl when it is written
@@ -170,6 +171,8 @@ class Run:
         self.directory, self.watch = directory, watch
         self.fed = Server(directory, world=world, remote=remote)
         self.experiment, self.method = self.fed.experiment, self.fed.method
+        if self.experiment.privacy is not None:
+            private.check_network(world.network(Rng("scratch")))
         self.checkpoints = Checkpoints(
             directory / record.CHECKPOINTS,
             state_kind(type(self.method)),

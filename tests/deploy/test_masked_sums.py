@@ -24,6 +24,7 @@ from fewlabel.engine.flower_messages import RECORD
 from fewlabel.engine.record import read_rounds
 from fewlabel.experiment import dumps
 from tests.deploy.federated import LocalGrid, experiment, federate, local_grid, reply_with, simulated, split, weights
+from tests.flower_processes import Members, until
 
 MASKED = ("clients.sums=masked", "clients.count=4", "rounds=2")
 CASES = {
@@ -334,3 +335,34 @@ def test_a_list_of_members_must_be_of_this_federation_and_hold_this_sites_key(tm
     (tmp_path / "twice.json").write_text(json.dumps(asdict(twice)))
     with pytest.raises(BadInput, match="two members with one number, or with one key"):
         peers.read(tmp_path / "twice.json")
+
+
+# Real processes
+
+
+@pytest.mark.slow
+def test_real_processes_with_tls_and_keys_give_the_bits_of_the_simulator(tmp_path):
+    """Three sites, and then one of four whose process ends while weights are masked."""
+    whole = experiment(*MASKED, *CASES["fedavg"], "clients.count=4")
+    data, folder = split(whole, tmp_path / "sites"), tmp_path / "processes"
+    configs = [
+        {"client": number, "data": str(data / f"client-{number}.npz"), "modules": "tests.nets"}
+        | {"state": str(tmp_path / f"state{number}"), "key": str(folder / f"key{number}")}
+        | {"peers": str(folder / peers.FILE)}
+        for number in range(4)
+    ]
+    with Members(folder, configs) as processes:
+        more = {"patience": 300.0, "deadline": 300.0, "members": str(folder)}
+        told = processes.run(federate(whole, data, tmp_path / "run", **more))
+        assert (tmp_path / "run" / "model.safetensors").exists(), told
+        longer = replace(whole, rounds=3)
+        processes.submit(federate(longer, data, tmp_path / "killed", **more))
+        until(lambda: len(read_rounds(tmp_path / "killed")) == 1)
+        until(lambda: list((tmp_path / "state3").glob(f"*/{masked_site.SESSION}")))
+        processes.kill("site3")
+        until(lambda: (tmp_path / "killed" / "summary.json").exists())
+    assert weights(tmp_path / "run") == weights(simulated(whole, tmp_path / "simulated"))
+    assert measured(tmp_path / "run") == measured(tmp_path / "simulated")
+    last = read_rounds(tmp_path / "killed")[-1]
+    assert {failure["client"] for failure in last["failures"]} == {3}
+    assert last["replies"] == 3
