@@ -46,7 +46,7 @@ class Card:
             round=round,
             balanced=experiment.recipe.balance != "none",
             temperature=temperature,
-            privacy=private and {"epsilon": private.epsilon, "delta": private.delta},
+            privacy=None if private is None else {"epsilon": private.epsilon, "delta": private.delta},
         )
 
     @property

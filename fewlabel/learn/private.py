@@ -64,22 +64,25 @@ def check(experiment: Any, per_image: bool) -> None:
 @lru_cache(64)
 def noise_multiplier(privacy: Privacy, probability: float, steps: int) -> float:
     """Return how strong the noise must be, in clips, for so many steps to spend no more than epsilon."""
+    need_opacus()
     from opacus.accountants.utils import get_noise_multiplier
 
-    need_opacus()
-    found = get_noise_multiplier(
-        target_epsilon=privacy.epsilon, target_delta=privacy.delta, sample_rate=probability, steps=steps
-    )
+    with quiet():
+        found = get_noise_multiplier(
+            target_epsilon=privacy.epsilon, target_delta=privacy.delta, sample_rate=probability, steps=steps
+        )
     return float(found)
 
 
 def spent(history: Iterable[Steps], delta: float) -> float:
     """Return the epsilon that steps have spent together."""
+    need_opacus()
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
     accountant.history = [tuple(steps) for steps in history]
-    return float(accountant.get_epsilon(delta)) if accountant.history else 0.0
+    with quiet():
+        return float(accountant.get_epsilon(delta)) if accountant.history else 0.0
 
 
 def need_opacus() -> None:
@@ -88,6 +91,15 @@ def need_opacus() -> None:
         import opacus  # noqa: F401
     except ImportError:
         raise BadInput("privacy needs Opacus: pip install 'fewlabel[privacy]'") from None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence two warnings of PyTorch and Opacus: images need no gradient, and a bound could be tighter."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        warnings.filterwarnings("ignore", message="Optimal order is the")
+        yield
 
 
 def gaussian(shape: torch.Size, deviation: float) -> Tensor:
@@ -209,8 +221,7 @@ def per_image_gradients(model: nn.Module) -> Iterator[None]:
 
     wrapped = GradSampleModule(model, loss_reduction="mean")
     try:
-        with warnings.catch_warnings():  # images need no gradient
-            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        with quiet():
             yield
     finally:
         wrapped.to_standard_module()
