@@ -14,6 +14,7 @@ from typing import Any
 
 from fewlabel.core import fixed, storage, updates, wire
 from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.core.federation import Model
 from fewlabel.core.tasks import Task, weights_sent
 from fewlabel.data.settings import FEWEST
 from fewlabel.deploy import masking, peers
@@ -21,7 +22,7 @@ from fewlabel.deploy.messages import Dealt, Group, Inbox, Masked, Order, Refused
 from fewlabel.deploy.policy import Policy
 from fewlabel.deploy.site_folder import SiteConfig
 
-SESSION, NUMBERS, SIGNED = "sum.safetensors", "sum-weights.safetensors", "sums.jsonl"
+SESSION, WEIGHTS, SIGNED = "sum.safetensors", "sum-weights.safetensors", "sums.jsonl"
 STEPS = ("keys", "shares", "masked", "survivors", "opening")  # kinds of jobs, in their order
 
 
@@ -52,10 +53,10 @@ def hide(order: Order, task: Task, message: bytes, upload: bytes, folder: Path, 
         if norm > clip:
             whole = updates.scaled(whole, sent, {"parameter": clip / norm})
     try:
-        numbers = fixed.units(getattr(whole, name))
+        fixed.check(getattr(whole, name))
     except ValueError as error:
         raise Refused(f"{error}; if training has diverged, lower method.local.lr or set method.local.clip") from None
-    storage.write(folder / NUMBERS, wire.pack(Masked(numbers)))
+    storage.write(folder / WEIGHTS, wire.pack(Model(getattr(whole, name))))
     save(folder, Session(order.job.round, order.job.task, order.job.call))
     return wire.pack(replace(whole, **{name: {}}), task.upload)
 
@@ -75,7 +76,7 @@ def step(site: SiteConfig, order: Order, message: bytes, folder: Path, limits: P
     session = replace(session, done=number + 1)
     save(folder, session)  # before it leaves, or a kill would let it be done twice
     if job.kind == "masked":
-        (folder / NUMBERS).unlink()
+        (folder / WEIGHTS).unlink()
     if job.kind == STEPS[-1]:
         (folder / SESSION).unlink()
     return wire.pack(made)
@@ -109,7 +110,7 @@ def masked_step(site: SiteConfig, order: Order, session: Session, message: bytes
     assert session.own is not None
     assert session.roster is not None
     inbox = wire.unpack(Inbox, message).sealed
-    numbers = wire.unpack(Masked, (folder / NUMBERS).read_bytes()).numbers
+    numbers = fixed.units(wire.unpack(Model, (folder / WEIGHTS).read_bytes()).model, session.roster.shares[site.client])
     return replace(session, sealed=inbox), Masked(masking.mask(session.own, session.roster, sorted(inbox), numbers))
 
 

@@ -155,12 +155,12 @@ def deal(own: Secrets, roster: Roster) -> dict[int, str]:
 
 
 def mask(own: Secrets, roster: Roster, dealers: Sequence[int], numbers: Tensor) -> Tensor:
-    """Return a site's numbers times its share, behind its own mask and those that it shares with all `dealers`.
+    """Return a site's numbers behind its own mask and those that it shares with all `dealers`.
 
     `dealers` are the sites that have dealt shares of their secrets, this one among them.
     """
     check_group(own, roster, dealers, roster.clients, "have dealt shares")
-    hidden = unsigned(numbers) * np.uint64(roster.shares[own.client]) + stream(bytes.fromhex(own.seed), len(numbers))
+    hidden = unsigned(numbers) + stream(bytes.fromhex(own.seed), len(numbers))
     for client in dealers:
         if client != own.client:
             key = pair_key(own.mask_key, roster.of(client).mask_key, roster, own.client, client)
@@ -221,7 +221,7 @@ def check_group(own: Secrets, roster: Roster, group: Sequence[int], within: Sequ
 def unmasked(
     roster: Roster, dealers: Sequence[int], masked: Mapping[int, Tensor], openings: Sequence[Opening]
 ) -> Tensor:
-    """Return the sum of the numbers of all sites in `masked`, each times its share."""
+    """Return the sum of the numbers of all sites in `masked`."""
     needed = threshold(len(roster.adverts))
     if len(openings) < needed:
         raise BadInput(f"{len(openings)} sites have opened masks, and it takes {needed}")

@@ -55,7 +55,7 @@ class Inbox:
 
 @dataclass(frozen=True)
 class Masked:
-    """A site's weights in whole numbers; masked, unless they stay at the site."""
+    """A site's weights in whole numbers, masked."""
 
     numbers: Tensor  # int64
 

@@ -85,7 +85,7 @@ class Summed:
     """A sum of models of which nobody saw a single one."""
 
     clients: tuple[int, ...]  # that are in it; none if there is no sum
-    numbers: Tensor  # int64: the sum of their weights in whole steps, each times the client's share
+    numbers: Tensor  # int64: the sum of their weights in whole steps, as core.fixed weighs and rounds them
     up: int  # bytes
     down: int  # bytes
     failures: tuple[tuple[int, str, str], ...]  # client, step and why, of those that failed on the way
@@ -97,7 +97,7 @@ class Masking(Protocol):
     """An executor whose clients can hide their models in a sum."""
 
     def masked_sum(self, jobs: Mapping[int, Job], shares: Mapping[int, int], length: int) -> Summed:
-        """Add up the models that clients kept after these jobs, of so many numbers, each times its share."""
+        """Add up the models that clients kept after these jobs, of so many numbers, each by its share."""
 
 
 class Executor(Protocol):

@@ -27,7 +27,17 @@ def mean(models: list[tree.Tree], weights: list[float], old: tree.Tree, labeled:
 def test_numbers_become_steps_of_2_to_the_minus_24_and_a_half_goes_to_the_even_one():
     # 1 is 2^24 steps; 1.5 steps and 2.5 steps are both 2; -0.75 of a step is -1. Names are in alphabetical order.
     model = {"b": torch.tensor([1.0, -0.75 * STEP]), "a": torch.tensor([1.5 * STEP, 2.5 * STEP]), "n": torch.tensor(7)}
-    assert fixed.units(model).tolist() == [2, 2, 16777216, -1]
+    assert fixed.units(model, 2**28).tolist() == [2, 2, 16777216, -1]
+    # With a quarter of the weight: 0.375 and 0.625 steps are 0 and 1, and 1 is 2^22.
+    assert fixed.units(model, 2**26).tolist() == [0, 1, 4194304, 0]
+
+
+def test_shares_with_a_common_factor_leave_no_pattern_that_shows_the_number_of_another():
+    """If two shares are multiples of 2^20, the sum's remainder by that must not be the third client's number."""
+    draw = torch.Generator().manual_seed(3)
+    for share in (2**27, 2**26, 2**20 * 77):
+        numbers = fixed.units({"w": torch.randn(1000, generator=draw) * 0.1}, share)
+        assert len((numbers % 2**12).unique()) > 500  # about 890 of 4096, if they are spread evenly
 
 
 def test_weights_become_shares_of_2_to_the_28():
@@ -59,12 +69,12 @@ def test_the_mean_is_that_of_the_whole_numbers_worked_out_by_hand():
     assert found.of(lambda upload: upload.model, old, lambda reply: 1)["w"].tolist() == [2.0, 0.0]
 
 
-def test_equal_models_are_their_own_mean_and_a_mean_of_nothing_is_the_old_model():
-    same = {"w": torch.randn(50, generator=torch.Generator().manual_seed(0)) * 2**-3}
-    rounded = {"w": (same["w"] * 2**24).round() / 2**24}
-    assert torch.equal(mean([rounded] * 7, [1, 2, 3, 4, 5, 6, 7], same).model["w"], rounded["w"])
+def test_equal_models_of_whole_steps_are_their_own_mean_and_a_mean_of_nothing_is_the_old_model():
+    # Eight eighths of multiples of 2^-21 are whole numbers of steps.
+    same = {"w": (torch.randn(50, generator=torch.Generator().manual_seed(0)) * 2**21).round() / 2**21}
+    assert torch.equal(mean([same] * 8, [1] * 8, same).model["w"], same["w"])
     assert mean([], [], same).model is same
-    assert mean([rounded], [0], same).model is same
+    assert mean([same], [0], same).model is same
 
 
 def test_the_order_of_clients_changes_no_bit():
@@ -88,7 +98,7 @@ def test_the_mean_is_as_near_to_the_exact_one_as_the_module_says(size):
     plain = tree.mean(zip(map(float, weights), models, strict=True))["w"]
     for place in range(200):
         exact = sum(w * Fraction(float(m["w"][place])) for w, m in zip(weights, models, strict=True)) / sum(weights)
-        bound = Fraction(1, 2**25) + 10 * Fraction(size) / 2**27 + abs(exact) / 2**23
+        bound = Fraction(10, 2**24) + 10 * Fraction(size) / 2**27 + abs(exact) / 2**23
         assert abs(Fraction(float(found[place])) - exact) <= bound
         assert abs(float(plain[place]) - float(found[place])) <= 10 * size * 2**-23 + float(bound)
 
@@ -101,7 +111,7 @@ def test_the_largest_numbers_and_weights_do_not_overflow():
 @pytest.mark.parametrize("bad", [1025.0, float("nan"), float("inf")])
 def test_a_number_that_the_sum_cannot_hold_is_refused(bad):
     with pytest.raises(ValueError, match="sums in whole numbers hold numbers up to 1024"):
-        fixed.units({"w": torch.tensor([bad])})
+        fixed.units({"w": torch.tensor([bad])}, 1)
 
 
 REFUSED = {

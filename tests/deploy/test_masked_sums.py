@@ -98,12 +98,12 @@ def models(directory: Path) -> list[list]:
 @pytest.mark.parametrize("when", ["hidden", *masked_site.STEPS])
 def test_two_of_ten_sites_may_drop_out_at_any_step(when, tmp_path, federation):
     whole = experiment(*MASKED, *CASES["fedavg"], "clients.count=10", "rounds=1")
-    data, kept, gone = split(whole, tmp_path / "sites"), dict[int, Tensor](), (2, 7)
+    data, kept, gone = split(whole, tmp_path / "sites"), dict[int, dict](), (2, 7)
 
     def meddle(job: Job, reply: Message) -> Message:
         if job.kind == "hidden":  # what each site hides, for the test to add up
-            (path,) = (tmp_path / "state" / f"client-{job.client}").glob(f"*/{masked_site.NUMBERS}")
-            kept[job.client] = wire.unpack(Masked, path.read_bytes()).numbers
+            (path,) = (tmp_path / "state" / f"client-{job.client}").glob(f"*/{masked_site.WEIGHTS}")
+            kept[job.client] = wire.unpack(Model, path.read_bytes()).model
         lost = job.kind == when and job.client in gone
         return reply_with(reply, failed="OSError") if lost else reply
 
@@ -116,7 +116,7 @@ def test_two_of_ten_sites_may_drop_out_at_any_step(when, tmp_path, federation):
     trained = [client for client in sizes if when != "hidden" or client not in gone]
     shares = dict(zip(trained, fixed.shares([sizes[c] for c in trained], [True] * len(trained)), strict=True))
     added = range(10) if when in ("survivors", "opening") else [c for c in range(10) if c not in gone]
-    total = sum(shares[client] * kept[client] for client in added)
+    total = sum(fixed.units(kept[client], shares[client]) for client in added)
     old = wire.unpack(Model, wire.pack(Model(model_of(run)))).model
     expected = fixed.mean_of(sum(shares[client] for client in added), total, old)
     assert all(torch.equal(old[name], value) for name, value in expected.items())
@@ -264,7 +264,7 @@ def test_no_step_is_done_twice_or_out_of_its_order(tmp_path, federation):
             coordinator.upload(Masked, 0, step)
     with pytest.raises(BadInput, match="no weights for a sum of 'local_update' in round 2"):
         coordinator.upload(Masked, 0, "survivors", round=2)
-    assert not list((tmp_path / "state").glob(f"*/*/{masked_site.NUMBERS}"))  # weights are gone once they have left
+    assert not list((tmp_path / "state").glob(f"*/*/{masked_site.WEIGHTS}"))  # weights are gone once they have left
 
 
 def test_a_sum_of_two_is_not_signed_and_a_second_list_is_not_either(tmp_path, federation):

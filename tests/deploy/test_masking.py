@@ -90,7 +90,7 @@ class Sum:
         return masking.unmasked(self.roster, self.dealers, self.masked, openings)
 
     def plain(self, clients) -> torch.Tensor:
-        return sum(self.shares[client] * self.sites[client].numbers for client in clients)
+        return sum(self.sites[client].numbers for client in clients)
 
 
 def is_uniform(numbers: torch.Tensor) -> bool:
