@@ -78,5 +78,8 @@ def needs_each_model(method: Any) -> bool:
 
 
 def per_image(method: Any) -> bool:
-    """Return True if a method trains by a mean over losses of single images, and sends nothing but weights."""
-    return bool(getattr(method, "per_image", False))
+    """Return True if a method trains by a mean over losses of single images, and sends nothing but weights.
+
+    Its setting `local` says how many passes over images it plans.
+    """
+    return bool(getattr(method, "per_image", False)) and hasattr(method, "local")
