@@ -79,7 +79,7 @@ def measured(count: int) -> dict[str, Any]:
                 run = prepare(
                     whole, folder / kind, load_terms(folder / "data"), patience=300.0, members=str(federation.folder)
                 )
-                told = federation.run(run)
+                told = federation.run(run, timeout=3600)
                 lines = read_rounds(run)
                 if len(lines) != ROUNDS:
                     raise RuntimeError(f"{kind} has not played its rounds: {told[-3000:]}")
