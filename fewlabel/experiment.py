@@ -26,8 +26,8 @@ from fewlabel.data.settings import Stream as Stream
 from fewlabel.data.settings import Views as Views
 from fewlabel.data.settings import check_attack, check_sums, labels_of_own_data, with_every_label
 from fewlabel.data.settings import is_own as is_own
-from fewlabel.learn.private import Privacy as Privacy
-from fewlabel.learn.private import check as check_privacy
+from fewlabel.learn.budget import Privacy as Privacy
+from fewlabel.learn.budget import check as check_privacy
 from fewlabel.learn.recipe import RECIPES as RECIPES
 from fewlabel.learn.recipe import USUAL as USUAL
 from fewlabel.learn.recipe import Train as Train

@@ -14,6 +14,7 @@ from fewlabel.cli.options import RUNS, Changes, Form, Format, Layout, Out, Resum
 from fewlabel.core import schema
 from fewlabel.core.errors import BadInput
 from fewlabel.deploy import keys, members, processes, submit, superlink
+from fewlabel.deploy import peers as known_peers
 from fewlabel.deploy import status as federation_status
 from fewlabel.engine import record
 from fewlabel.experiment import method_named, read
@@ -165,10 +166,8 @@ def peers(
     Examples:
       fewlabel federation peers lungs
     """
-    from fewlabel.deploy import peers as known
-
-    listed = known.of(opened(folder))
-    known.write(listed, out)
+    listed = known_peers.of(opened(folder))
+    known_peers.write(listed, out)
     for peer in listed.members:
         print(f"client {peer.client} is '{peer.name}', with the key {keys.fingerprint(peer.key)}")
     tell(f"give {out} to every site, which reads it by: fewlabel site peers {out}")

@@ -15,6 +15,7 @@ from fewlabel.cli.options import Kind, words
 from fewlabel.core.errors import BadInput, FewLabelError
 from fewlabel.deploy import join as joining
 from fewlabel.deploy import keys, members, processes, site_check, site_folder, site_process
+from fewlabel.deploy import peers as known_peers
 from fewlabel.report.terminal import tell
 
 app = typer.Typer(suggest_commands=False, rich_markup_mode="rich")
@@ -114,7 +115,7 @@ def opened(folder: Path) -> tuple[Path, site_folder.SiteFile]:
         found.place,
         policy=found.place.policy or str(folder / "policy.toml"),
         key=found.place.key or found.key,
-        peers=found.place.peers or str(folder / "peers.json"),
+        peers=found.place.peers or str(folder / known_peers.FILE),
     )
     return folder, replace(found, place=place)
 
@@ -240,18 +241,16 @@ def peers(
       fewlabel site peers peers.json
       fewlabel site peers peers.json north
     """
-    from fewlabel.deploy import peers as known
-
     folder, found = opened(folder)
-    listed = known.read(file)
-    known.check(listed, Path(found.trust), found.place.client, Path(found.key))
+    listed = known_peers.read(file)
+    known_peers.check(listed, Path(found.trust), found.place.client, Path(found.key))
     for peer in listed.members:
         print(f"client {peer.client} is '{peer.name}', with the key {keys.fingerprint(peer.key)}")
     if not yes and not sys.stdin.isatty():
         raise BadInput("there is nobody to ask; if you have compared the fingerprints, add --yes")
     if not yes and not typer.confirm("Did each site confirm its fingerprint, by another way?", err=True):
         raise BadInput("the keys are not taken before you have compared them")
-    known.write(listed, Path(found.place.peers))
+    known_peers.write(listed, Path(found.place.peers))
     tell(f"masked sums of this site trust these keys; to trust others, read a new list ({found.place.peers})")
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SERVER_ID = -1
 
@@ -85,7 +86,7 @@ class Summed:
     """A sum of models of which nobody saw a single one."""
 
     clients: tuple[int, ...]  # that are in it; none if there is no sum
-    numbers: Tensor  # int64: the sum of their weights in whole steps, as core.fixed weighs and rounds them
+    numbers: "Tensor"  # int64: the sum of their weights in whole steps, as core.fixed weighs and rounds them
     up: int  # bytes
     down: int  # bytes
     failures: tuple[tuple[int, str, str], ...]  # client, step and why, of those that failed on the way
