@@ -194,5 +194,7 @@ def test_a_site_with_both_kinds_of_images_in_a_step_is_refused(tmp_path):
 
 def test_a_network_with_batchnorm_is_refused_before_anything_runs(tmp_path):
     whole = read({}, [*SMALL, "privacy.epsilon=3", "model=tests.nets:tiny"])
-    with pytest.raises(BadInput, match=r"not for BatchNorm, which mixes images; set model\.norm = 'group'"):
+    with pytest.raises(
+        BadInput, match=r"not for BatchNorm, which mixes the images of a batch; set model\.norm = 'group'"
+    ):
         simulated(whole, tmp_path / "run")
