@@ -16,7 +16,7 @@ from typing import Any, Literal
 import tomli_w
 
 from fewlabel.core import schema
-from fewlabel.core.described import cautions, needs_each_model, own_warmup, short_warmup
+from fewlabel.core.described import cautions, needs_each_model, own_warmup, per_image, short_warmup
 from fewlabel.core.errors import BadInput, StorageError, unknown
 from fewlabel.core.schema import Count, Natural, Positive, Share
 from fewlabel.data.settings import Clients as Clients
@@ -24,8 +24,10 @@ from fewlabel.data.settings import Data as Data
 from fewlabel.data.settings import Labels as Labels
 from fewlabel.data.settings import Stream as Stream
 from fewlabel.data.settings import Views as Views
-from fewlabel.data.settings import check_attack, labels_of_own_data, with_every_label
+from fewlabel.data.settings import check_attack, check_sums, labels_of_own_data, with_every_label
 from fewlabel.data.settings import is_own as is_own
+from fewlabel.learn.budget import Privacy as Privacy
+from fewlabel.learn.budget import check as check_privacy
 from fewlabel.learn.recipe import RECIPES as RECIPES
 from fewlabel.learn.recipe import USUAL as USUAL
 from fewlabel.learn.recipe import Train as Train
@@ -220,12 +222,13 @@ class Experiment:
     labels: Labels = UNSAID
     stream: Stream | None = None  # by default all images are there from the beginning
     train: Train | None = None  # the recipe; where none is given, as printed in the papers
+    privacy: Privacy | None = None  # by default, nothing protects single images from whoever sees weights
     views: Views = Views()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
 
     def __post_init__(self) -> None:
-        from fewlabel.core.tasks import check_method
+        from fewlabel.core.tasks import check_method, other_trees
         from fewlabel.data.partition import PARTITIONS
         from fewlabel.data.views import VIEWS
 
@@ -290,6 +293,9 @@ class Experiment:
         if self.clients.min_replies > (self.clients.per_round or self.clients.count):
             raise BadInput("clients.min_replies is more than the clients that take part in a round; lower it")
         check_attack(self.clients)
+        needs_each, others = needs_each_model(self.method), other_trees(type(self.method))
+        check_sums(self.clients, self.name, needs_each, self.model.buffers, others)
+        check_privacy(self, per_image(self.method))
         if (how := self.clients.aggregate) != "mean" and needs_each_model(self.method):
             raise BadInput(
                 f"clients.aggregate = '{how}' is not for {self.name}, which weighs each client's model by itself; "
@@ -324,6 +330,10 @@ class Experiment:
             found.append(
                 f"after {self.rounds} rounds the stream is at step {step} of {self.stream.steps}, and no client gets "
                 "the images of later ones; raise rounds, or lower stream.steps or stream.rounds"
+            )
+        if self.privacy is not None:
+            found.append(
+                f"{self.name}: its noise comes from the operating system, so no two runs are the same to the bit"
             )
         return [*found, *short_warmup(self), *cautions(self.method, self)]
 

@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 
 import psutil
 
-from fewlabel.deploy import flower, keys, members, processes
+from fewlabel.deploy import flower, keys, members, peers, processes
 
 SITE = """
 import json, sys
@@ -137,3 +138,18 @@ class Processes(processes.Programs):
         """Run what is laid out in a directory. Return what was printed."""
         self.submit(directory).wait(timeout)
         return self.log(f"run-{directory.name}").read_text()
+
+
+class Members(Processes):
+    """Processes whose sites are members that know each other's keys, which lie beside `peers.json`."""
+
+    enrolling = Lock()
+
+    def enrol(self, number: int) -> None:
+        key, public = keys.new_key(self.folder / f"key{number}", ssh=True), self.folder / f"key{number}.pub"
+        public.write_text(keys.public_half(key))
+        node = json.loads(self.flwr("supernode", "register", str(public), "here", "--format", "json"))["node-id"]
+        with self.enrolling:
+            member = members.Member(number, f"site {number}", public.read_text(), str(number), "", int(node))
+            members.write_members(self.folder, (*members.members(self.folder), member))
+            peers.write(peers.of(self.folder), self.folder / peers.FILE)

@@ -254,6 +254,7 @@ def places(library: str) -> list[tuple[str, str]]:
 
 def test_flower_is_known_to_its_transport_and_to_its_simulation():
     known = {"deploy.flower", "deploy.superlink", "engine.flower_messages", "engine.ray"}
+    known |= {"deploy.masking"}  # for Shamir's shares
     assert {name for name, _ in places("flwr")} <= known
 
 

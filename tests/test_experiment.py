@@ -327,7 +327,7 @@ def test_the_resolved_file_names_every_setting_that_has_a_value(tmp_path):
     }  # fmt: skip
     assert table["clients"] == {
         "count": 10, "partition": "dirichlet", "alpha": 0.8, "balanced": True, "min_size": 10, "dropout": 0.0,
-        "min_replies": 0, "aggregate": "mean", "trim": 0.2,
+        "min_replies": 0, "aggregate": "mean", "trim": 0.2, "sums": "float",
     }  # fmt: skip
     path = tmp_path / "experiment.toml"
     path.write_text(dumps(Experiment(method="fedprox")))

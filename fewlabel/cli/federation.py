@@ -14,6 +14,7 @@ from fewlabel.cli.options import RUNS, Changes, Form, Format, Layout, Out, Resum
 from fewlabel.core import schema
 from fewlabel.core.errors import BadInput
 from fewlabel.deploy import keys, members, processes, submit, superlink
+from fewlabel.deploy import peers as known_peers
 from fewlabel.deploy import status as federation_status
 from fewlabel.engine import record
 from fewlabel.experiment import method_named, read
@@ -150,6 +151,26 @@ def remove(folder: Directory, site: Annotated[str, Argument(metavar="SITE", hidd
     print(f"client {member.client} is no longer '{member.name}', with the key {keys.fingerprint(member.key)}")
     if processes.process_using(folder) is not None:
         superlink.register(folder)
+
+
+@app.command()
+def peers(
+    folder: Directory,
+    out: Annotated[Path, Option(metavar="FILE", help="Where to write the list.")] = Path("peers.json"),
+) -> None:
+    """Write the members' public keys to a file, for masked sums.
+
+    Give it to every site once all are enrolled, and again when one joins
+    or leaves. Each site reads it by `fewlabel site peers`.
+
+    Examples:
+      fewlabel federation peers lungs
+    """
+    listed = known_peers.of(opened(folder))
+    known_peers.write(listed, out)
+    for peer in listed.members:
+        print(f"client {peer.client} is '{peer.name}', with the key {keys.fingerprint(peer.key)}")
+    tell(f"give {out} to every site, which reads it by: fewlabel site peers {out}")
 
 
 @app.command()

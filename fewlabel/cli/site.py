@@ -15,6 +15,7 @@ from fewlabel.cli.options import Kind, words
 from fewlabel.core.errors import BadInput, FewLabelError
 from fewlabel.deploy import join as joining
 from fewlabel.deploy import keys, members, processes, site_check, site_folder, site_process
+from fewlabel.deploy import peers as known_peers
 from fewlabel.report.terminal import tell
 
 app = typer.Typer(suggest_commands=False, rich_markup_mode="rich")
@@ -111,7 +112,10 @@ def opened(folder: Path) -> tuple[Path, site_folder.SiteFile]:
     folder = folder.resolve()
     found = site_folder.read(folder)
     place = replace(
-        found.place, policy=found.place.policy or str(folder / "policy.toml"), key=found.place.key or found.key
+        found.place,
+        policy=found.place.policy or str(folder / "policy.toml"),
+        key=found.place.key or found.key,
+        peers=found.place.peers or str(folder / known_peers.FILE),
     )
     return folder, replace(found, place=place)
 
@@ -219,6 +223,35 @@ def approve(
             experiments.reject(state, run)
             tell(f"run {run} is not approved")
     return None
+
+
+@app.command()
+def peers(
+    file: Annotated[Path, Argument(metavar="FILE", hidden=True)],
+    folder: Directory = Path("site"),
+    yes: Annotated[bool, Option("--yes", help="Do not ask: you have compared the fingerprints.")] = False,
+) -> None:
+    """Read the other members' keys, which masked sums need.
+
+    FILE is the peers.json that the coordinator made. Compare the
+    fingerprints with the other sites themselves, for example on the
+    telephone: whoever gave you a wrong key could read your weights.
+
+    Examples:
+      fewlabel site peers peers.json
+      fewlabel site peers peers.json north
+    """
+    folder, found = opened(folder)
+    listed = known_peers.read(file)
+    known_peers.check(listed, Path(found.trust), found.place.client, Path(found.key))
+    for peer in listed.members:
+        print(f"client {peer.client} is '{peer.name}', with the key {keys.fingerprint(peer.key)}")
+    if not yes and not sys.stdin.isatty():
+        raise BadInput("there is nobody to ask; if you have compared the fingerprints, add --yes")
+    if not yes and not typer.confirm("Did each site confirm its fingerprint, by another way?", err=True):
+        raise BadInput("the keys are not taken before you have compared them")
+    known_peers.write(listed, Path(found.place.peers))
+    tell(f"masked sums of this site trust these keys; to trust others, read a new list ({found.place.peers})")
 
 
 @app.command()

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from fewlabel.core import robust, tree
+from fewlabel.core import fixed, robust, tree
 from fewlabel.core.errors import BadInput
 from fewlabel.core.federation import Mean, Reply, weights_field
+from fewlabel.core.fixed import Kinds as Kinds
 from fewlabel.core.tree import Tree
 
 U = TypeVar("U")
@@ -26,6 +27,7 @@ class Rule:
     aggregate: robust.Aggregate = "mean"
     trim: float = 0.2  # trimmed-mean: share of values that is left out at each end
     share: float | None = None  # largest share of one client in a mean
+    fixed: bool = False  # sums in whole numbers
 
 
 PLAIN = Rule()
@@ -35,7 +37,7 @@ def average(
     replies: Iterable[Reply[U]],
     old: Tree,
     weight: Callable[[Reply[U]], float],
-    kinds: "Kinds | None" = None,
+    kinds: Kinds | None = None,
     keep: bool = False,
     rule: Rule = PLAIN,
 ) -> Mean[U]:
@@ -55,7 +57,9 @@ def average(
             seen.append(reply if keep else replace(reply, upload=replace(upload, **{field: {}})))
             yield weight(reply), reply.client.num_labeled > 0, getattr(upload, field)
 
-    if rule.aggregate == "mean" and rule.share is None:
+    if rule.fixed:
+        model = fixed_mean(models(), kinds, old, rule)
+    elif rule.aggregate == "mean" and rule.share is None:
         if kinds is None:
             model = tree.mean(((share, model) for share, _, model in models()), default=old)
         else:
@@ -76,6 +80,9 @@ def average_of_others(
     weight: Callable[[Reply[U]], float],
 ) -> Tree:
     """Return the mean of another tree of the uploads, by the rule of the mean of their models."""
+    if rule.fixed:
+        parts = ((weight(reply), reply.client.num_labeled > 0, pick(reply.upload)) for reply in replies)
+        return fixed_mean(parts, None, old, rule)
     if rule.aggregate == "mean" and rule.share is None:
         return tree.mean(((weight(reply), pick(reply.upload)) for reply in replies), default=old)
     groups = {True: Group(rule), False: Group(rule)}
@@ -84,8 +91,15 @@ def average_of_others(
     return joined(groups, None, old)
 
 
-# Takes the total weight of each kind of client, and whether that kind has labels. Returns how much its mean counts.
-Kinds = Callable[[Sequence[float], Sequence[bool]], Sequence[float]]
+def fixed_mean(stream: Iterable[tuple[float, bool, Tree]], kinds: Kinds | None, old: Tree, rule: Rule) -> Tree:
+    """Average a stream of (weight, has labels, model) in whole numbers. It holds all models until weights are known."""
+    weights, labeled, models = list[float](), list[bool](), list[Tree]()
+    for weight, has_labels, model in stream:
+        weights.append(weight)
+        labeled.append(has_labels)
+        models.append(model)
+    shares = fixed.shares(weights, labeled, kinds, rule.share)
+    return fixed.mean_of(*fixed.total(zip(shares, models, strict=True)), old)
 
 
 def by_kind(stream: Iterable[tuple[float, bool, Tree]], kinds: Kinds, default: Tree) -> Tree:

@@ -75,3 +75,11 @@ def plots(method: Any) -> tuple[Plot, ...]:
 def needs_each_model(method: Any) -> bool:
     """Return True if a method's server needs each client's model by itself."""
     return bool(getattr(method, "needs_each_model", False))
+
+
+def per_image(method: Any) -> bool:
+    """Return True if a method trains by a mean over losses of single images, and sends nothing but weights.
+
+    Its setting `local` says how many passes over images it plans.
+    """
+    return bool(getattr(method, "per_image", False)) and hasattr(method, "local")

@@ -278,6 +278,7 @@ class Method(Protocol[S]):
     label_places: ClassVar[frozenset[LabelPlace]]  # where labels may be
     leaves: ClassVar[str]  # what leaves a site and what it can reveal; people at a site read it before they consent
     needs_each_model: ClassVar[bool]  # whether the server must see each client's model, because sums are not enough
+    per_image: ClassVar[bool]  # whether its loss is a mean over single images, and it sends weights alone
     plots: ClassVar[tuple[Plot, ...]]  # plots of logged values, for the report
 
     def cautions(self, experiment: Any) -> Iterable[str]:

@@ -1,6 +1,6 @@
 """The images of a site, as a method sees them: with labels, or without any label that it could misuse."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from fewlabel.core import sampling
 from fewlabel.core.mixing import draw_share, mix
 
 
@@ -33,6 +34,14 @@ def shuffled(images: Tensor, rng: torch.Generator) -> Tensor:
     """Return the images in random order. A single image comes twice, each time in a new view: BatchNorm needs two."""
     order = images[torch.randperm(len(images), generator=rng)]
     return order.repeat(2) if len(order) == 1 else order
+
+
+def drawn(images: Tensor, size: int, rng: torch.Generator) -> Iterable[Tensor]:
+    """Return the batches of a pass in training: in random order, unless a sampler draws them otherwise."""
+    sampler = sampling.sampler()
+    if sampler is None:
+        return cut(shuffled(images, rng), size)
+    return (images[places.to(images.device)] for places in sampler(len(images), size))
 
 
 @dataclass
@@ -137,7 +146,7 @@ class Unlabeled:
         `counted` is the number of views that go through a backward pass in each step.
         """
         chosen = torch.arange(len(self), device=self._where.device) if subset is None else subset
-        for index in cut(shuffled(chosen, self._rng) if shuffle else chosen, size):
+        for index in drawn(chosen, size, self._rng) if shuffle else cut(chosen, size):
             batch = (*self._images.views(self._where[index], views, self._rng), index)
             self._tally.draw(batch, counted * len(index), counted * len(index))
             yield batch
@@ -224,9 +233,7 @@ class Labeled:
         its batch, and so are their labels. `counted` is the number of views that go through a backward pass.
         """
         chosen = torch.arange(len(self), device=self._where.device)
-        for index in cut(
-            shuffled(chosen, self._rng) if shuffle else chosen, self.batch_size(size) if shuffle else size
-        ):
+        for index in drawn(chosen, self.batch_size(size), self._rng) if shuffle else cut(chosen, size):
             views, y = self._images.views(self._where[index], names, self._rng), self.y[index]
             batch = self._mixup.blend(views, y, self._rng) if self._mixup and shuffle else (*views, y)
             self._tally.draw(batch, counted * len(index), counted * int(self._pseudo[index].sum()))

@@ -4,15 +4,15 @@ import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints, runtime_checkable
 
 from torch import Tensor
 
 from fewlabel.core import wire
 from fewlabel.core.errors import BadInput
-from fewlabel.core.federation import ClientError, ClientInfo, LabelPlace, Site
+from fewlabel.core.federation import ClientError, ClientInfo, LabelPlace, Site, weights_field
 from fewlabel.core.tree import Tree
-from fewlabel.core.updates import check_size
+from fewlabel.core.updates import LARGEST, check_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,6 +70,22 @@ def _tasks(method: Any) -> dict[str, Task]:
 def field_names(kind: Any) -> list[str]:
     """Return the names of the fields of what crosses between server and site, or is kept at one of them."""
     return [field.name for part in get_args(kind) or (kind,) if is_dataclass(part) for field in fields(part)]
+
+
+def weights_sent(task: Task) -> str | None:
+    """Return the name of the field that holds a whole model in what a task uploads, if there is one."""
+    kinds = [kind for kind in get_args(task.upload) or (task.upload,) if is_dataclass(kind)]
+    return next((field for kind in kinds if (field := weights_field(cast(type, kind)))), None)
+
+
+def other_trees(method: Any) -> list[str]:
+    """Return the names of fields with tensors by name that tasks upload beside whole models."""
+    found = []
+    for task in tasks(method).values():
+        for kind in get_args(task.upload) or (task.upload,):
+            hints = get_type_hints(kind) if is_dataclass(kind) and "client" in task.places else {}
+            found += [name for name, hint in hints.items() if hint == Tree and name != weights_sent(task)]
+    return found
 
 
 def _hints(method: Any, function: str) -> dict[str, Any]:
@@ -132,10 +148,11 @@ class Checked(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """Who was asked: the client, with the images that it says it has, and the number of classes."""
+    """Who was asked: the client, with the images that it says it has, the number of classes, the largest number."""
 
     client: ClientInfo
     classes: int
+    most: float = LARGEST
 
     def check_images(self, number: int, counts: Tensor | None = None) -> None:
         """Raise ValueError if the client does not have so many images, or if counts by class do not add up to them."""
@@ -173,7 +190,7 @@ def accept(task: Task, client: ClientInfo, round: int, data: bytes, network: Tre
         wire.check_like(upload, network)
         if isinstance(upload, Checked):
             upload.check(network)
-        check_size(upload)
+        check_size(upload, LARGEST if asked is None else asked.most)
         if asked is not None and isinstance(upload, Answer):
             upload.check_answer(asked)
     except (wire.WireError, ValueError) as error:

@@ -106,14 +106,14 @@ def with_trees(upload: U, sent: Any, trees: Mapping[str, Tree]) -> U:
     return replace(upload, **trees) if trees else upload  # type: ignore[type-var]
 
 
-def check_size(upload: Any) -> None:
+def check_size(upload: Any, most: float = LARGEST) -> None:
     """Raise ValueError if a number of an upload is so large that networks and averages overflow."""
     tensors = [value for value in tensors_of(upload) if value.is_floating_point() and value.numel()]
-    if not tensors or max(map(float, torch._foreach_norm(tensors))) <= LARGEST:
+    if not tensors or max(map(float, torch._foreach_norm(tensors))) <= most:
         return  # no number is larger than the norm, which is quicker to compute
     largest = max(map(float, torch._foreach_norm(tensors, math.inf)))
-    if largest > LARGEST:
-        raise ValueError(f"it holds {largest:.3g}, and numbers beyond {LARGEST:g} make the average overflow")
+    if largest > most:
+        raise ValueError(f"it holds {largest:.3g}, and numbers beyond {most:g} make the average overflow")
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

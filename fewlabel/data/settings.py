@@ -3,7 +3,7 @@
 The comment beside a setting is its help text in `fewlabel list settings`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -69,6 +69,9 @@ class Clients:
     #   clients of one kind; all but mean hold the models of all clients in memory, and all clients count alike in them
     trim: Annotated[float, Range(0, 0.5, open_high=True)] = 0.2  # trimmed-mean: share of the values that is left out at
     #   each end; with three clients or more, at least one value
+    sums: Literal["float", "fixed", "masked"] = "float"  # how models are added up: as they are; in whole numbers, which
+    #   hold the models of all clients in memory; or in whole numbers that sites on other machines mask, so that the
+    #   server sees only the sum
     attack: Attack | None = None  # in simulations: what some clients do wrong
 
 
@@ -81,6 +84,31 @@ def check_attack(clients: Clients) -> None:
         raise BadInput(f"clients.attack.ids must be different clients from 0 to {clients.count - 1}, found {list(ids)}")
     if attack.kind in ("label-flip", "not-a-number", "huge") and attack.strength != Attack.strength:
         raise BadInput(f"clients.attack.strength would change nothing for kind = '{attack.kind}'; leave it out")
+
+
+FEWEST = 3  # clients in a masked sum: of two, each would know the other's model
+
+
+def check_sums(clients: Clients, name: str, each_model: bool, buffers: str, other_trees: Sequence[str]) -> None:
+    """Refuse sums in whole numbers for what needs single models: a method, a median, or a bound by the others'."""
+    how = f"clients.sums = '{clients.sums}'"
+    if clients.sums == "float":
+        return
+    if each_model:
+        raise BadInput(f"{how} is not for {name}, whose server needs each client's model by itself; leave it out")
+    if clients.aggregate != "mean":
+        raise BadInput(f"{how} adds models up, and clients.aggregate = '{clients.aggregate}' needs each; leave one out")
+    if clients.sums != "masked":
+        return
+    if set_ := [key for key in ("clip_median", "outlier", "exclude_after") if getattr(clients, key) is not None]:
+        bound = "use clients.clip, which sites obey by themselves"
+        raise BadInput(f"{how} hides the updates that clients.{set_[0]} compares; leave it out, or {bound}")
+    if other_trees:
+        raise BadInput(f"{how} is not for {name}, whose sites also send '{other_trees[0]}', which would not be masked")
+    if buffers == "recomputed":
+        raise BadInput(f"{how} hides single sites, and model.buffers = 'recomputed' shows the statistics of each")
+    if min(clients.count, clients.per_round or clients.count) < FEWEST:
+        raise BadInput(f"{how} needs {FEWEST} clients or more in a round, as two would show each other's model")
 
 
 LabelsAt = Literal[

@@ -28,6 +28,10 @@ With every method, FewLabel itself sends:
     another number, and how many answers you give in all. A single image changes each share with a probability of at
     most 1 in {LEAST}; a coordinator who asks very often could still learn something about one.
   statistics, if model.buffers = recomputed: BatchNorm's means and variances over all of your images
+  keys, shares, masked, survivors and opening, if clients.sums = masked: your weights behind masks that cancel only in
+    the sum of at least three sites, and the keys, encrypted shares and signatures that this takes. Your weights leave
+    in no other way then. All else that a task sends leaves as it is.
+  epsilon, with each reply, if your policy or the experiment protects single images: how much of that is spent
   a reason instead of a reply: why your site refuses an order, or which kind of error stopped it, without its text
 Flower's own programs tell the server that your site is there, and report their own errors.
 Nothing else leaves your site. `fewlabel audit` shows what has left."""

@@ -42,6 +42,7 @@ class Record:
     approved: str = ""  # when, if a person was asked
     sent: dict[str, Sent] = field(default_factory=dict)  # by task
     measured: dict[str, str] = field(default_factory=dict)  # round -> hash of the weights, the same at every site
+    epsilon: float = 0.0  # of differential privacy that it has spent; 0 if there was none
 
 
 def now() -> str:
@@ -158,14 +159,22 @@ def summary(record: Record) -> str:
 # During a run
 
 
-def note_sent(state: Path, order: Order, bytes: int, weights: str = "") -> None:
-    """Note that a reply leaves, and which weights it measures if it does."""
+def note_sent(state: Path, order: Order, bytes: int, weights: str = "", epsilon: float = 0.0) -> None:
+    """Note that a reply leaves, which weights it measures if it does, and the privacy that the run has spent."""
     record = load(state, order.job.run) or new(order)
-    task, number = order.job.task if order.job.kind == "client" else order.job.kind, order.job.round
+    job = order.job
+    task, number = job.task if job.kind in ("client", "hidden") else job.kind, job.round
     old = record.sent.get(task, Sent(0, 0, number, number))
     row = Sent(old.replies + 1, old.bytes + bytes, min(old.first_round, number), max(old.last_round, number))
     measured = record.measured | ({str(number): weights} if weights else {})
-    save(state, replace(record, sent=record.sent | {task: row}, measured=measured))
+    spent = max(epsilon, record.epsilon)
+    save(state, replace(record, sent=record.sent | {task: row}, measured=measured, epsilon=spent))
+
+
+def epsilon(state: Path, run: str) -> float:
+    """Return the privacy that a run has spent here."""
+    record = load(state, run)
+    return 0.0 if record is None else record.epsilon
 
 
 # After it
@@ -182,7 +191,8 @@ def sent_until_now(state: Path) -> list[str]:
             f"{row.replies} x {task} in rounds {row.first_round} to {row.last_round} ({row.bytes:,} bytes)"
             for task, row in record.sent.items()
         ]
-        lines.append(f"run {run} of {record.first} ({method}): {', '.join(parts) or 'nothing'}")
+        private = f", with epsilon {record.epsilon:.3g}" if record.epsilon else ""
+        lines.append(f"run {run} of {record.first} ({method}): {', '.join(parts) or 'nothing'}{private}")
     return lines
 
 

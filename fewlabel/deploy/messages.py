@@ -5,6 +5,8 @@ These types are packed by `wire`, so nothing else can cross. `flower` and `engin
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from fewlabel.core.errors import FewLabelError
 from fewlabel.core.federation import ClientInfo
 from fewlabel.data.site_files import Terms
@@ -21,7 +23,8 @@ class Order:
 
     experiment: str  # as TOML
     terms: Terms
-    job: Job  # of kind info, pixels, client, statistics or evaluate; its `run` is the run's name and no directory
+    job: Job  # of kind info, pixels, client, hidden, statistics, evaluate, or a step of a masked sum; its `run` is the
+    #   run's name and no directory
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,51 @@ class Introduction:
     info: ClientInfo
     versions: dict[str, str]
     test: int = 0  # images to test on; 0 if they are too few to speak of
+
+
+# The steps of a masked sum, beside `masking.Advert`, `Roster` and `Opening`. Keys of dictionaries are clients.
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Shares of a site's secrets, for each site that shall keep some. Only that one can read them."""
+
+    sealed: dict[int, str]
+
+
+@dataclass(frozen=True)
+class Inbox:
+    """What the others, and the site itself, have dealt to a site."""
+
+    sealed: dict[int, str]
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A site's weights in whole numbers, masked."""
+
+    numbers: Tensor  # int64
+
+
+@dataclass(frozen=True)
+class Group:
+    """The sites whose masked weights have come."""
+
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A site's signature of a group."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Signatures:
+    """The signatures of a group."""
+
+    by: dict[int, str]
 
 
 class Refused(FewLabelError):

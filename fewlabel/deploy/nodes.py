@@ -11,14 +11,14 @@ from fewlabel.core import tree, wire
 from fewlabel.core.errors import BadInput, FewLabelError, RunFailed
 from fewlabel.core.federation import ClientInfo, Model
 from fewlabel.core.rng import preserved
-from fewlabel.deploy import waiting
+from fewlabel.deploy import peers, summing, waiting
 from fewlabel.deploy.log_heads import Heads
 from fewlabel.deploy.members import called
 from fewlabel.deploy.messages import MAX_IMAGES, MAX_INTRODUCTION, Introduction, Order
 from fewlabel.deploy.pace import Pace
 from fewlabel.deploy.run_plan import RunPlan
 from fewlabel.engine import flower_messages, run
-from fewlabel.engine.executor import SERVER_ID, Job, Outcome, Tickets
+from fewlabel.engine.executor import SERVER_ID, Job, Outcome, Summed, Tickets
 from fewlabel.engine.worker import Worker
 from fewlabel.experiment import Experiment, dumps
 
@@ -195,6 +195,12 @@ class NodeExecutor:
             self.tickets.close(ticket, Outcome(None, {}, str(error)))
         return ticket
 
+    def masked_sum(self, jobs: Mapping[int, Job], shares: Mapping[int, int], length: int) -> Summed:
+        plan = self.nodes.plan
+        if plan.members is None:
+            raise RunFailed("clients.sums = 'masked' needs sites with keys; serve and run without --insecure")
+        return summing.Sum(self, plan.run, jobs, shares, length, peers.verifier_of(Path(plan.members))).play()
+
     def wait(self) -> None:
         pause = POLL[0]
         while not self._receive():
@@ -209,7 +215,7 @@ class NodeExecutor:
             done = self._sent.pop(sent)
             try:
                 upload = flower_messages.upload_of(reply, self.max_upload)
-                self.tickets.close(done.ticket, Outcome(upload, {}))
+                self.tickets.close(done.ticket, Outcome(upload, flower_messages.told(reply)))
             except flower_messages.NoReply as error:  # Flower answers in place of the site
                 self.tickets.close(done.ticket, Outcome(None, {}, str(error)))
                 if isinstance(error, flower_messages.TooLate):

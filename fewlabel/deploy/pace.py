@@ -8,6 +8,8 @@ from fewlabel.deploy.run_plan import RunPlan
 from fewlabel.engine.executor import Job
 
 KEPT = 10  # rounds whose seconds count
+SHORT = 10  # times the least deadline: the longest one of what is no training
+LONG = ("client", "hidden", "statistics", "evaluate", "pixels")  # kinds of jobs that look at all images of a site
 MISSES = 2  # rounds in which a site may be silent before it is asked less often
 
 
@@ -35,6 +37,8 @@ class Pace:
     def deadline(self, job: Job) -> float:
         """Return how many seconds to wait for a client's task."""
         most, usual = self.plan.deadline, self.usual(job)
+        if job.kind not in LONG:
+            most = min(most, SHORT * self.plan.least)
         if self.plan.factor is None or usual is None:
             return most
         return min(max(self.plan.factor * usual, self.plan.least), most)
@@ -65,4 +69,4 @@ class Pace:
 
 
 def name(job: Job) -> str:
-    return job.task if job.kind == "client" else job.kind
+    return job.task if job.kind in ("client", "hidden") else job.kind

@@ -2,17 +2,17 @@
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 from fewlabel.core import coarse, schema, storage
 from fewlabel.core.errors import BadInput, unknown
-from fewlabel.core.schema import Count, Natural, Positive
+from fewlabel.core.schema import Count, Natural, Positive, Share
 from fewlabel.deploy.consent import consented
 from fewlabel.deploy.messages import Refused
-from fewlabel.experiment import Experiment, method_named, plain_method
+from fewlabel.experiment import Experiment, Privacy, method_named, plain_method
 from fewlabel.report.terminal import known
 
 FILE = "policy.toml"
@@ -31,10 +31,15 @@ most_epochs = 501      # passes over your images in a round; CBAFed's warm-up ha
 largest_rate = 0.1     # learning rate
 statistics = false     # exact BatchNorm statistics of your images (model.buffers = "recomputed") may leave
 held_out = false       # exact counts over labels that you do not train on (labels.held_out) may leave
+masked = false         # true: weights leave only in masked sums (clients.sums = "masked"), so nobody sees yours alone
+largest_share = 0.75   # of your weights in a masked sum: with more, the sum would show nearly yours alone
 most_rounds = 1000     # of a run
 most_runs = 20         # in all
 until = "{until}"   # the last day on which this site takes part
 ask = "never"          # "once": a person here approves each experiment once; "every-run": each run
+
+# [privacy]            # remove the first # of these lines for noise that hides single images, whatever a run asks for
+# epsilon = 3.0        # that a run may spend; each further run spends it again
 
 [evaluate]             # on images that you keep to test on
 least = 50             # images that every number is about, at least
@@ -62,10 +67,13 @@ class Policy:
     largest_rate: Positive | None = None  # learning rate
     statistics: bool = True  # whether exact BatchNorm statistics may leave, where an experiment recomputes them
     held_out: bool = True  # whether exact counts over held-out labels may leave, where an experiment holds some out
+    masked: bool = False  # whether weights leave only in masked sums
+    largest_share: Share = 0.75  # of this site in a masked sum
     most_rounds: Count | None = None  # of a run
     most_runs: Natural | None = None  # in all
     until: str | None = None  # last day, such as 2027-12-31
     ask: Literal["never", "once", "every-run"] = "never"  # whom a person at the site must approve
+    privacy: Privacy | None = None  # that this site trains with, unless a run asks for a smaller epsilon
     evaluate: Evaluating = Evaluating()
 
     def __post_init__(self) -> None:
@@ -108,6 +116,17 @@ def check(policy: Policy, experiment: Experiment, labeled: int | None = None) ->
         raise Refused(f"the policy of this site does not allow it: {sentence}")
 
 
+def protected(policy: Policy, experiment: Experiment) -> Experiment:
+    """Return an experiment with the site's own privacy, if that is stronger than what the experiment asks for."""
+    own, asked = policy.privacy, experiment.privacy
+    if own is None or (asked is not None and asked.epsilon <= own.epsilon and asked.delta <= own.delta):
+        return experiment
+    try:
+        return replace(experiment, privacy=own)
+    except BadInput as error:
+        raise Refused(f"the policy of this site does not allow it: {error} (privacy)") from None
+
+
 def objections(policy: Policy, experiment: Experiment, labeled: int | None = None) -> Iterator[str]:
     """Yield what a policy has against an experiment, each with the setting that would have to change."""
     last = policy.last_day()
@@ -119,6 +138,8 @@ def objections(policy: Policy, experiment: Experiment, labeled: int | None = Non
         yield f"its networks are {', '.join(policy.networks)}, and this is {experiment.model.name} (networks)"
     if not policy.statistics and experiment.model.buffers == "recomputed":
         yield "no exact statistics of images leave it, and model.buffers = 'recomputed' (statistics)"
+    if policy.masked and experiment.clients.sums != "masked":
+        yield f"its weights leave only in masked sums, and clients.sums = '{experiment.clients.sums}' (masked)"
     if not policy.held_out and experiment.labels.held_out:
         share = experiment.labels.held_out
         yield f"no exact counts over held-out labels leave it, and labels.held_out = {share:g} (held_out)"

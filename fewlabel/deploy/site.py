@@ -4,6 +4,8 @@ Nothing here knows how messages travel. A site runs tasks of methods that are in
 site names itself. It trusts nothing that a server sends before it has checked it. All that comes and leaves goes into
 its log (`site_log`), and what cannot be written there does not leave.
 
+If the experiment masks sums, a task whose upload holds weights is `hidden`, and `masked_site` plays the sum.
+
 Beside a method's tasks a site answers four orders of the framework: `info`, with an `Introduction`; `pixels`, with sums
 for the mean and std of all sites; `statistics`, with BatchNorm's; and `evaluate`, with coarse shares over images that
 the site keeps to test on (`evaluation`). Those are in `test/` beside `train/` in a folder, have the split `test` in a
@@ -26,19 +28,20 @@ from fewlabel.core import coarse, schedule, schema, wire
 from fewlabel.core.errors import BadInput
 from fewlabel.core.federation import ClientInfo, Model
 from fewlabel.core.rng import Rng, preserved
-from fewlabel.core.tasks import tasks
+from fewlabel.core.tasks import tasks, weights_sent
 from fewlabel.data import datasets
 from fewlabel.data.images import Images
 from fewlabel.data.own.listing import guess_kind
 from fewlabel.data.partition import Holding, Partition, nothing
 from fewlabel.data.site_files import Pixels, Terms
-from fewlabel.deploy import evaluation, experiments, policy, site_log, site_terms
+from fewlabel.deploy import evaluation, experiments, masked_site, policy, site_log, site_terms
 from fewlabel.deploy.consent import consented
 from fewlabel.deploy.messages import MAX_ORDER, Introduction, Order, Refused
 from fewlabel.deploy.site_folder import SiteConfig
 from fewlabel.deploy.site_process import Parts, attempt
 from fewlabel.deploy.site_terms import load_terms as load_terms
 from fewlabel.deploy.site_terms import read_json as read_json
+from fewlabel.engine.ledger import Ledger
 from fewlabel.engine.run import versions
 from fewlabel.engine.worker import Worker
 from fewlabel.engine.world import World, normalised
@@ -75,7 +78,7 @@ def subject(order: bytes) -> tuple[str, int, str]:
         job = wire.unpack(Order, order, max_bytes=MAX_ORDER).job
     except wire.WireError:
         return "", 0, "unreadable"
-    return job.run, job.round, job.task if job.kind == "client" else job.kind
+    return job.run, job.round, job.task if job.kind in ("client", "hidden") else job.kind
 
 
 def answer(site: SiteConfig, parts: Mapping[str, Any]) -> Parts:
@@ -84,7 +87,8 @@ def answer(site: SiteConfig, parts: Mapping[str, Any]) -> Parts:
     try:
         if not isinstance(order, bytes) or not isinstance(message, bytes) or not isinstance(statistics, bytes | None):
             raise Refused("the message lacks an order, or is not bytes")
-        upload = carry_out(site, *checked(site, order), message, statistics)
+        known, experiment = checked(site, order)
+        upload = carry_out(site, known, experiment, message, statistics)
     except Refused as error:
         print(
             f"fewlabel: refused {subject(order if isinstance(order, bytes) else b'')[2]}: {error}",
@@ -92,14 +96,20 @@ def answer(site: SiteConfig, parts: Mapping[str, Any]) -> Parts:
             flush=True,
         )
         return {"refused": str(error)}
-    return {} if upload is None else {"upload": upload}
+    spent = experiments.epsilon(Path(site.state), known.job.run)
+    return ({} if upload is None else {"upload": upload}) | ({"epsilon": f"{spent:.6g}"} if spent else {})
 
 
 def carry_out(
     site: SiteConfig, order: Order, experiment: Experiment, message: bytes, statistics: bytes | None
 ) -> bytes | None:
     """Do what a checked order asks. Return the bytes that leave the site, or None if there are none."""
-    world, limits, state = site_world(site, experiment, order.terms), policy.load(site.policy), Path(site.state)
+    limits, state = policy.load(site.policy), Path(site.state)
+    if order.job.kind in masked_site.STEPS:  # they need no images
+        made = masked_site.step(site, order, message, state / order.job.run, limits)
+        experiments.note_sent(state, order, len(made))
+        return made
+    world = site_world(site, experiment, order.terms)
     share = world.partition.shares[site.client]
     policy.check(limits, experiment, len(share.labeled))
     if order.job.kind == "info":
@@ -113,7 +123,8 @@ def carry_out(
         found, weights = measured(site, order, experiment, message, world, limits), evaluation.digest(message)
     else:
         found = worked(site, order, world, message, statistics, limits)
-    experiments.note_sent(state, order, len(found or b""), weights)
+    spent = Ledger(state / order.job.run).epsilon(site.client, experiment.privacy.delta) if experiment.privacy else 0.0
+    experiments.note_sent(state, order, len(found or b""), weights, spent)
     return found
 
 
@@ -128,7 +139,10 @@ def worked(
     with at_work(world.experiment), schedule.limited(limits.largest_rate):
         outcome = Worker(directory, world).do(job, message, statistics)
     policy.check_steps(limits, outcome.outside.get("steps", 0))
-    return outcome.payload
+    if order.job.kind != "hidden" or outcome.payload is None:
+        return outcome.payload
+    task, clip = tasks(type(world.experiment.method))[job.task], world.experiment.clients.clip
+    return masked_site.hide(order, task, message, outcome.payload, directory, clip)
 
 
 def measured(
@@ -158,7 +172,7 @@ def at_work(experiment: Experiment) -> Iterator[None]:
         with preserved():
             torch.set_num_threads(experiment.threads)
             yield
-    except (wire.WireError, schedule.TooFast) as error:
+    except (wire.WireError, schedule.TooFast, BadInput) as error:
         raise Refused(str(error)) from None
     finally:
         torch.set_num_threads(threads)
@@ -185,13 +199,14 @@ def checked(site: SiteConfig, data: bytes) -> tuple[Order, Experiment]:
     if site.client >= experiment.clients.count:
         raise Refused(f"this is client {site.client}, and clients.count = {experiment.clients.count}")
     limits = policy.load(site.policy)
+    experiment = policy.protected(limits, experiment)
     policy.check(limits, experiment)
     experiments.admit(Path(site.state), order, limits)
     if job.kind == "info":
         return order, experiment
     if job.client != site.client:
         raise Refused(f"this is client {site.client}, not client {job.client}")
-    if job.kind not in ("client", *FRAMEWORK):
+    if job.kind not in ("client", "hidden", *masked_site.STEPS, *FRAMEWORK):
         raise Refused(f"a client does no '{job.kind}'")
     if job.kind in FRAMEWORK and job.task != FRAMEWORK[job.kind]:
         raise Refused(f"a client does no '{job.kind}' of '{job.task}'")
@@ -200,11 +215,18 @@ def checked(site: SiteConfig, data: bytes) -> tuple[Order, Experiment]:
         raise Refused("the terms have no mean and no std yet")
     if job.kind == "pixels" and (known or order.terms.mean is not None):
         raise Refused("mean and std are known")
+    if job.kind == "pixels" and experiment.privacy is not None:
+        raise Refused("exact sums of pixels are not private; have the federation fix mean and std in its terms")
     if job.kind == "statistics" and (experiment.stream is not None or experiment.model.buffers != "recomputed"):
         raise Refused("statistics are those of all images at once, where model.buffers = recomputed")
-    for_clients = [name for name, task in tasks(type(experiment.method)).items() if "client" in task.places]
-    if job.kind == "client" and job.task not in for_clients:
+    for_clients = {name: task for name, task in tasks(type(experiment.method)).items() if "client" in task.places}
+    if job.kind not in FRAMEWORK and job.task not in for_clients:
         raise Refused(f"{experiment.name} has no task '{job.task}' for clients; it has {', '.join(for_clients)}")
+    if job.kind not in FRAMEWORK:
+        masks = experiment.clients.sums == "masked" and weights_sent(for_clients[job.task]) is not None
+        if masks != (job.kind != "client"):
+            how = "leave only in masked sums" if masks else "are not masked"
+            raise Refused(f"the weights of '{job.task}' {how}, and clients.sums = '{experiment.clients.sums}'")
     if not 0 <= job.round <= experiment.rounds or job.call < 0 or job.checkpointed < 0:
         raise Refused(f"there is no call {job.call} in round {job.round} of {experiment.rounds}")
     return order, experiment

@@ -30,6 +30,7 @@ class SiteConfig:
     unreadable: Literal["fatal", "skip"] = "fatal"  # what to do about images that cannot be read
     policy: str = ""  # file; by default policy.toml beside site.toml
     key: str = ""  # file of the key that signs the log; by default the site's own
+    peers: str = ""  # file with the other members' keys, for masked sums; by default peers.json beside site.toml
 
 
 @dataclass(frozen=True)

@@ -289,7 +289,8 @@ class MissingSites:
             else:
                 client, why = failure["client"], failure["why"]
                 name = members.called(self.names, client)
-                now[client] = why, f"{name} gave no reply in round {line['round']}: {why}"
+                silent = f"{name} gave no reply in round {line['round']}: {why}"
+                now[client] = why, silent if client >= 0 else f"round {line['round']} leaves the model as it was: {why}"
         for client, (why, text) in now.items():
             if self.why.get(client) != why:
                 yield text

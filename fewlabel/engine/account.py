@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewlabel.core import coarse, metrics, wire
+from fewlabel.core import coarse, metrics, tree, wire
 from fewlabel.core.errors import RunFailed
+from fewlabel.core.federation import ClientError, ClientInfo, Model
+from fewlabel.core.tree import Tree
+from fewlabel.core.updates import check_size
 from fewlabel.engine.executor import Outcome
 
 Failure = dict[str, Any]  # of a client in rounds.jsonl: `client`, its number; `task`; `why`, in words
@@ -16,7 +19,7 @@ Failure = dict[str, Any]  # of a client in rounds.jsonl: `client`, its number; `
 # or excluded.
 Suspect = dict[str, Any]
 RESERVED = {"round", "seconds", "bytes_up", "bytes_down", "model_bytes", "asked", "replies", "local_accuracy"}
-RESERVED |= {"test", "validation", "sites", "pseudo_labels", "pseudo_labels_per_epoch"}
+RESERVED |= {"epsilon", "test", "validation", "sites", "pseudo_labels", "pseudo_labels_per_epoch"}
 RESERVED |= {"images_labeled", "images_unlabeled", "shown", "failures", "suspects", "seconds_train", "seconds_evaluate"}
 
 
@@ -76,3 +79,15 @@ def answer_of(outcome: Outcome, classes: int) -> coarse.Answer:
     answer = wire.unpack(coarse.Answer, outcome.payload, finite=True)
     coarse.check(answer, classes)
     return answer
+
+
+def statistics_of(client: ClientInfo, round: int, data: bytes, network: Tree) -> Tree:
+    """Unpack a client's BatchNorm statistics, and check that they fit the network."""
+    try:
+        found, wanted = wire.unpack(Model, data, finite=True).model, tree.statistics(network)
+        wire.check_like(found, wanted)
+        tree.same_entries(found, wanted)
+        check_size(found)
+    except (wire.WireError, ValueError) as error:
+        raise ClientError(client.id, "statistics", round, f"its upload is refused: {error}") from None
+    return found

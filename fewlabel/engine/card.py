@@ -26,12 +26,13 @@ class Card:
     temperature: float | None = None  # which calibrates its probabilities, if there were validation labels
     prior: tuple[float, ...] | None = None  # the share of each class that it expects, if someone chose it
     shift: tuple[float, ...] | None = None  # what that adds to the logits
+    privacy: dict[str, float] | None = None  # epsilon and delta by which each site's images are private
 
     @classmethod
     def of(
         cls, experiment: Experiment, dataset: Dataset, chosen: str, round: int | None, temperature: float | None
     ) -> Self:
-        net, images = experiment.model, dataset.splits["train"].images
+        net, images, private = experiment.model, dataset.splits["train"].images, experiment.privacy
         network = {"name": net.name, "norm": net.norm, "dropout": net.dropout}
         return cls(
             classes=dataset.classes,
@@ -45,6 +46,7 @@ class Card:
             round=round,
             balanced=experiment.recipe.balance != "none",
             temperature=temperature,
+            privacy=None if private is None else {"epsilon": private.epsilon, "delta": private.delta},
         )
 
     @property

@@ -47,7 +47,7 @@ class Judge:
 
     def __init__(self, settings: Clients, names: Mapping[int, str]) -> None:
         self.settings, self.names = settings, names
-        self.rule = Rule(settings.aggregate, settings.trim, settings.largest_share)
+        self.rule = Rule(settings.aggregate, settings.trim, settings.largest_share, settings.sums != "float")
         self.conduct = Conduct()
         self.suspects: list[Suspect] = []
         self.round = 0

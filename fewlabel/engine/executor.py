@@ -1,9 +1,12 @@
 """Jobs, what comes of them, and what every executor of jobs must offer. `backends` lists the executors there are."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SERVER_ID = -1
 
@@ -13,7 +16,7 @@ class Job:
     """One piece of work: a task at a client or the server, or one of the framework's own."""
 
     run: str  # directory
-    kind: str  # client, server, evaluate, statistics
+    kind: str  # client, server, evaluate, statistics; between machines also hidden, and the steps of a masked sum
     task: str = ""
     client: int = SERVER_ID
     round: int = 0
@@ -76,6 +79,26 @@ class Tickets:
     def clear(self) -> None:
         self.under_way.clear()
         self.outcomes.clear()
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A sum of models of which nobody saw a single one."""
+
+    clients: tuple[int, ...]  # that are in it; none if there is no sum
+    numbers: "Tensor"  # int64: the sum of their weights in whole steps, as core.fixed weighs and rounds them
+    up: int  # bytes
+    down: int  # bytes
+    failures: tuple[tuple[int, str, str], ...]  # client, step and why, of those that failed on the way
+    why: str = ""  # there is no sum
+
+
+@runtime_checkable
+class Masking(Protocol):
+    """An executor whose clients can hide their models in a sum."""
+
+    def masked_sum(self, jobs: Mapping[int, Job], shares: Mapping[int, int], length: int) -> Summed:
+        """Add up the models that clients kept after these jobs, of so many numbers, each by its share."""
 
 
 class Executor(Protocol):

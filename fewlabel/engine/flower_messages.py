@@ -1,5 +1,6 @@
 """How bytes travel in Flower's messages: named parts in one ConfigRecord, to sites and to the nodes of a simulation."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,6 +55,15 @@ def parts_of(reply: Message) -> dict[str, Any]:
     """Return all parts of a reply by name, none if it is not one of ours."""
     found = reply.content.get(RECORD)
     return dict(found) if isinstance(found, ConfigRecord) else {}
+
+
+def told(reply: Message) -> dict[str, float]:
+    """Return what a site tells beside its upload: the epsilon that it has spent, if it protects single images."""
+    try:
+        epsilon = float(str(parts_of(reply)["epsilon"]))
+    except (KeyError, ValueError):
+        return {}
+    return {"epsilon": epsilon} if 0 <= epsilon < math.inf else {}
 
 
 def upload_of(reply: Message, limit: int) -> bytes | None:

@@ -19,8 +19,8 @@ from fewlabel.core.federation import ClientError, ClientInfo, Mean, Model, Reply
 from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import Asked, Task, accept, task_of
 from fewlabel.core.tree import Tree
-from fewlabel.core.updates import check_size
-from fewlabel.engine.account import RESERVED, Failure, Round, answer_of, plain
+from fewlabel.engine import sums
+from fewlabel.engine.account import RESERVED, Failure, Round, answer_of, plain, statistics_of
 from fewlabel.engine.attack import claimed
 from fewlabel.engine.checkpoint import Saved
 from fewlabel.engine.conduct import Conduct, Judge, Lost
@@ -126,9 +126,15 @@ class Server:
         self.seen.values |= {name: plain(torch.as_tensor(v, dtype=torch.float64)) for name, v in values.items()}
 
     def run(self, task: Callable[[Any, Any], Any], jobs: Iterable[tuple[ClientInfo, Any]]) -> Iterator[Reply[Any]]:
+        known = task_of(self.method, task, "client")
+        sums.refuse_single(self.experiment, known)
+        return self.replies(known, jobs)
+
+    def replies(self, known: Task, jobs: Iterable[tuple[ClientInfo, Any]]) -> Iterator[Reply[Any]]:
+        """Open a run of a task."""
         self._check_closed()
         self._open = True
-        return self._replies(task_of(self.method, task, "client"), jobs)
+        return self._replies(known, jobs)
 
     def mean(
         self,
@@ -140,7 +146,10 @@ class Server:
         kinds: Kinds | None = None,
         keep: bool = False,
     ) -> Mean[Any]:
-        found = average(self.run(task, jobs), old, weight, kinds, keep, self.judge.rule)
+        known = task_of(self.method, task, "client")
+        if self.experiment.clients.sums == "masked":
+            return sums.masked_mean(self, known, jobs, old, weight, kinds, keep)
+        found = average(self.replies(known, jobs), old, weight, kinds, keep, self.judge.rule)
         for client, times in found.far.items():
             why = f"its model is {times:.3g} times as far from the others' as is usual among them"
             self.judge.name(client, getattr(task, "__name__", ""), why, "named")
@@ -246,6 +255,10 @@ class Server:
         score = self.experiment.evaluate.local and evaluated
         return Job(str(self.directory), kind, task, client, self.round, call, self.checkpointed, score, evaluated)
 
+    def latest_job(self, kind: str, task: str, client: int) -> Job:
+        """Return the job that a client was asked to do last in this round."""
+        return self._job(kind, task, client, self._calls[client])
+
     def _call(self, client: int) -> int:
         """Return how often this client, or the server, was asked in this round before."""
         self._calls[client] = self._calls.get(client, -1) + 1
@@ -276,7 +289,8 @@ class Server:
                 self.seen.down += len(data) + self._statistics_bytes
                 self.seen.model_bytes += 2 * self._model_bytes
                 if not self._silent(client.id, call):
-                    yield Entry(number, client, self._job("client", task.name, client.id, call), data, message)
+                    job = self._job(sums.kind(self, task), task.name, client.id, call)
+                    yield Entry(number, client, job, data, message)
 
         for reply in self.judge.judged(task.name, self._accepted(task, entries())):
             counts["replies"] += 1
@@ -303,8 +317,9 @@ class Server:
                 continue
             self.seen.up += len(outcome.payload)
             try:
-                asked = Asked(self._claims[client.id], self.num_classes)
-                upload = accept(task, client, self.round, outcome.payload, self._leaving, asked)
+                asked = Asked(self._claims[client.id], self.num_classes, sums.largest(self.experiment))
+                fits = {} if entry.job.kind == sums.HIDDEN else self._leaving
+                upload = accept(task, client, self.round, outcome.payload, fits, asked)
             except ClientError as error:
                 self._note_failure(error, refused=True)
                 self._lost.heard(client, error.why)
@@ -369,6 +384,8 @@ class Server:
         self.seen.images = [a + b for a, b in zip(self.seen.images, outside.get("images", (0, 0)), strict=True)]
         for name, value in outside.get("shown", {}).items():
             self.seen.shown.setdefault(name, []).append(torch.tensor(value, dtype=torch.float64))
+        if "epsilon" in outside:
+            self.seen.values["epsilon"] = max(outside["epsilon"], self.seen.values.get("epsilon", 0.0))
         if "local_accuracy" in outside:
             self.seen.local_accuracy.append(outside["local_accuracy"])
         for epoch, audit in outside.get("audit", {}).items():
@@ -394,7 +411,7 @@ class Server:
                     continue
                 self.seen.up += len(outcome.payload)
                 try:
-                    statistics = self._statistics_of(entry.client, outcome.payload)
+                    statistics = statistics_of(entry.client, self.round, outcome.payload, self.initial)
                 except ClientError as error:
                     self._note_failure(error, refused=True)
                     continue
@@ -403,17 +420,6 @@ class Server:
 
         pooled = tree.pool(found())
         return pooled if replies else self.statistics
-
-    def _statistics_of(self, client: ClientInfo, data: bytes) -> Tree:
-        """Unpack a client's statistics, and check that they fit the network."""
-        try:
-            found, wanted = wire.unpack(Model, data, finite=True).model, tree.statistics(self.initial)
-            wire.check_like(found, wanted)
-            tree.same_entries(found, wanted)
-            check_size(found)
-        except (wire.WireError, ValueError) as error:
-            raise ClientError(client.id, "statistics", self.round, f"its upload is refused: {error}") from None
-        return found
 
     def _silent(self, client: int, call: int) -> bool:
         chance = self.experiment.clients.dropout

@@ -31,6 +31,7 @@ from fewlabel.engine.rounds import Server
 from fewlabel.engine.shipping import model_file
 from fewlabel.engine.world import World, dataset_of
 from fewlabel.experiment import Experiment, dumps, load
+from fewlabel.learn import private
 
 SCHEMA = 1  # version of summary.json
 Watch = Callable[[dict[str, Any]], None]  # called with each line of rounds.jsonl when it is written
@@ -170,6 +171,8 @@ class Run:
         self.directory, self.watch = directory, watch
         self.fed = Server(directory, world=world, remote=remote)
         self.experiment, self.method = self.fed.experiment, self.fed.method
+        if self.experiment.privacy is not None:
+            private.check_network(world.network(Rng("scratch")))
         self.checkpoints = Checkpoints(
             directory / record.CHECKPOINTS,
             state_kind(type(self.method)),
@@ -180,6 +183,7 @@ class Run:
         self.pending: Pending | None = None
         self.best: Best | None = None
         self.last_checkpoint = time.monotonic()
+        self.masked = remote and self.experiment.clients.sums == "masked"
 
     def attempt(self, executor: Executor, stop: Callable[[], bool]) -> None:
         """Play the rounds that are left. If that fails, keep what is complete and say why."""
@@ -214,8 +218,10 @@ class Run:
             shipped = self.fed.complete() if averaged else None
             packed = self.checkpoints.pack(Saved(number, state, self.fed.statistics, shipped, self.fed.judge.conduct))
             self.pending = Pending(number, packed, line, tickets, model)
-            if self.due(number) and all(map(self.fed.executor.tickets.ready, tickets.values())):
-                self.settle()  # there is nothing to wait for, and a kill from now on costs no part of this round
+            # If there is nothing to wait for, a kill from now on costs no part of this round. A masked sum is worth
+            # waiting: if it were repeated after a kill, sites would demand the same survivors.
+            if self.due(number) and (self.masked or all(map(self.fed.executor.tickets.ready, tickets.values()))):
+                self.settle()
             began = time.monotonic()
             if stop() and number < self.experiment.rounds:
                 self.settle(keep=True)
@@ -247,6 +253,8 @@ class Run:
     def due(self, number: int) -> bool:
         """Return True if this round needs a checkpoint."""
         most = self.experiment.checkpoint
+        if self.masked:
+            return True
         return number - self.fed.checkpointed >= most.rounds or self.since_checkpoint() >= most.seconds
 
     def since_checkpoint(self) -> float:

@@ -26,7 +26,9 @@ from fewlabel.engine import device, record
 from fewlabel.engine.attack import attacked
 from fewlabel.engine.checkpoint import ClientStates
 from fewlabel.engine.executor import SERVER_ID, Job, Outcome
+from fewlabel.engine.ledger import Ledger
 from fewlabel.engine.world import World
+from fewlabel.learn import private
 
 EVALUATION_BATCH = 500  # fixed: the bits of a sum depend on how images are batched
 
@@ -51,6 +53,7 @@ class Worker:
         # Their dictionaries, because it is slow to set an attribute of a module.
         self.modules = tuple((vars(module), module.training) for module in self.model.modules())
         self.parameters = tuple((parameter, parameter.requires_grad) for parameter in self.model.parameters())
+        self.ledger = Ledger(directory)
         self.states = ClientStates(directory / record.CLIENTS, durable=not self.watched)
 
     def attempt(self, job: Job, message: bytes, statistics: bytes | None) -> Outcome:
@@ -97,12 +100,16 @@ class Worker:
         if not job.evaluated:
             site.shown = None
         experiment = self.world.experiment
-        with schedule.during(schedule.factor(experiment.recipe.schedule, job.round, experiment.rounds)):
+        guard = self.ledger.guard(experiment, job.client, site.labeled is not None)
+        rate = schedule.factor(experiment.recipe.schedule, job.round, experiment.rounds)
+        with schedule.during(rate), private.during(guard):
             payload = perform(self.method, task, site, message)
         attack = experiment.clients.attack
         if payload is not None and attack is not None and self.watched and job.client in attack.ids:
             payload = attacked(attack, task, message, payload, rng.stream("attack"))
         outside = self.seen(job, site)
+        if guard is not None and guard.history:
+            outside["epsilon"] = self.ledger.save(job.client, guard)  # before anything leaves
         kept = site.state, site.statistics if local else None
         if keeps and (stored or kept != (None, None)):  # a client that never kept anything needs no file that says so
             self.states.save(job.client, job.round, job.call, kind(*kept), kind, job.checkpointed)

@@ -88,7 +88,13 @@ def about_model(card: Card) -> str:
         if card.temperature is None
         else f"Its probabilities are calibrated on validation labels, by a temperature of {card.temperature:g}."
     )
-    return f"The weights are those of {about_choice(card)}. {classes} {calibrated}"
+    private = (
+        f" Each image of a site is protected by differential privacy, with epsilon {card.privacy['epsilon']:g} and "
+        f"delta {card.privacy['delta']:g} over all rounds."
+        if card.privacy is not None
+        else ""
+    )
+    return f"The weights are those of {about_choice(card)}. {classes} {calibrated}{private}"
 
 
 def shipped_line(run: Run, card: Card) -> record.Line | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fewlabel.core.images import Labeled, Unlabeled, count_step, cut
+from fewlabel.learn import private
 from fewlabel.learn.optim import Optimizer
 
 B = TypeVar("B")
@@ -21,7 +22,12 @@ def fit(
     clip: float | None = None,
     after: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make one step for each batch, count its images, and call `after`. A batch whose loss is None is skipped."""
+    """Make one step for each batch, count its images, and call `after`. A batch whose loss is None is skipped.
+
+    Where a site's images are private (`learn.private`), the gradient of each image is clipped by itself instead.
+    """
+    if (guard := private.guard()) is not None:
+        return guard.fit(model, optimizer, batches, loss, after)
     for batch in batches:
         if not model.training:
             model.train()
@@ -36,6 +42,7 @@ def fit(
             shorten([gradient for parameter in optimizer.parameters if (gradient := parameter.grad) is not None], clip)
         optimizer.step()
         after()
+    return None
 
 
 @torch.no_grad()

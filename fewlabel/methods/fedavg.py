@@ -86,6 +86,10 @@ class FedAvg:
     def needs_each_model(self) -> bool:
         return self.patience is not None
 
+    @property
+    def per_image(self) -> bool:
+        return self.sharing and self.unlabeled != "uda" and not self.proximal
+
     def init(self, fed: Federation) -> State:
         if self.patience and not self.sharing:
             raise BadInput("learning rates fall by models that the server sees; unset method.patience, or share them")

@@ -149,7 +149,11 @@ class News:
         self._lines.append(line)
         found = [each for each in in_last_round(self._experiment, self._lines) if each.kind not in self._told]
         if (self._directory / FEDERATION).exists():  # then `deploy.submit` tells of failures
-            failed = {f"left out {failure['client']}" for failure in line.get("failures", ()) if "client" in failure}
+            failed = {
+                f"left out {failure['client']}"
+                for failure in line.get("failures", ())
+                if failure.get("client", -1) >= 0
+            }
             found = [each for each in found if each.kind not in failed]
         self._told |= {each.kind for each in found}
         return found

@@ -41,7 +41,10 @@ def test_a_fresh_policy_is_a_file_that_is_read_as_it_says(tmp_path):
     assert (found.least_batch, found.least_steps, found.largest_rate, found.ask) == (8, 2, 0.1, "never")
     assert (found.evaluate.least, found.evaluate.most, found.most_runs) == (50, 500, 20)
     assert found.last_day() is not None
-    assert {*tomllib.loads((tmp_path / policy.FILE).read_text())} == {*vars(found)}  # it names every setting
+    text = (tmp_path / policy.FILE).read_text()
+    assert {*tomllib.loads(text)} == {*vars(found)} - {"privacy"}  # it names every setting
+    # What its comments offer can be turned on as they say.
+    assert tomllib.loads(text.replace("\n# [", "\n[").replace("\n# eps", "\neps"))["privacy"] == {"epsilon": 3.0}
 
 
 def test_a_fresh_policy_lets_no_exact_statistics_leave(tmp_path):
@@ -279,6 +282,8 @@ def test_a_folder_without_a_policy_is_as_it_was(tmp_path):
         "networks": [],
         "statistics": True,
         "held_out": True,
+        "masked": False,
+        "largest_share": 0.75,
         "ask": "never",
         "evaluate": {"least": 50, "most": 500},
     }
