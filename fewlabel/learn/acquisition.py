@@ -46,7 +46,8 @@ def choose(
     if strategy not in STRATEGIES:
         raise BadInput(unknown("strategy", strategy, STRATEGIES))
     if strategy == "random":
-        return rng.numpy.permutation(len(seen.p))[:count].tolist()
+        drawn: list[int] = rng.numpy.permutation(len(seen.p))[:count].tolist()
+        return drawn
     p, features = seen.p.double(), seen.features.double()
     weight = rarity(p, labels or [0] * p.shape[1])
     if strategy == "k-center":

@@ -137,5 +137,5 @@ def test_random_takes_no_notice_of_the_model():
 
 
 def test_an_unknown_strategy_is_a_sentence():
-    with pytest.raises(BadInput, match="'margins'.*margin"):
+    with pytest.raises(BadInput, match=r"'margins'.*margin"):
         choose("margins", 1, Seen(torch.eye(2), torch.eye(2)), Rng(0))
