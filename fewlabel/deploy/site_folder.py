@@ -30,6 +30,7 @@ class SiteConfig:
     unreadable: Literal["fatal", "skip"] = "fatal"  # what to do about images that cannot be read
     policy: str = ""  # file; by default policy.toml beside site.toml
     key: str = ""  # file of the key that signs the log; by default the site's own
+    labels: str = ""  # table of labels that people added here; by default labels.csv beside site.toml, if it is there
 
 
 @dataclass(frozen=True)

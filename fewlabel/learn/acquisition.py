@@ -14,14 +14,7 @@ from torch import Tensor
 from fewlabel.core.errors import BadInput, unknown
 from fewlabel.core.rng import Rng
 
-STRATEGIES = {
-    "random": "any images, all with the same chance",
-    "least-certain": "the lowest probability of the most likely class",
-    "margin": "the smallest difference between the two most likely classes",
-    "k-center": "cluster centres: each image far from those before it, by the model's features",
-    "uncertain-diverse": "those that would change the model most, and each in another way (BADGE)",
-}
-USUAL = "uncertain-diverse"
+STRATEGIES = ("random", "least-certain", "margin", "k-center", "uncertain-diverse")
 
 
 class Seen(NamedTuple):
