@@ -56,9 +56,7 @@ class Browser:
 
     def size(self, width: int, height: int, mobile: bool = False) -> None:
         """Make the screen as large as this. A mobile one has a touch screen."""
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
-        )
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
         self.send("Emulation.setTouchEmulationEnabled", enabled=mobile)
 
     def open(self, address: str) -> None:

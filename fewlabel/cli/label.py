@@ -15,13 +15,14 @@ from fewlabel.cli.options import DataDir, Form, Format, Kind
 from fewlabel.core.errors import BadInput
 from fewlabel.deploy import site_folder
 from fewlabel.engine import record
+from fewlabel.labeling import batches
 from fewlabel.labeling.strategies import STRATEGIES, USUAL
+from fewlabel.report.loopback import LoopbackServer
 from fewlabel.report.terminal import Screen, tell
 
 if TYPE_CHECKING:
     from fewlabel.data.own.listing import Listing
     from fewlabel.labeling.answers import Answers
-    from fewlabel.labeling.batches import Batch
 
 
 def label(
@@ -106,7 +107,6 @@ def label_on_a_page(
     from fewlabel.labeling.answers import Answers
     from fewlabel.labeling.page import MAX_BODY, METHODS, answer_for
     from fewlabel.labeling.session import Session
-    from fewlabel.report.loopback import LoopbackServer
 
     listing, usual = images_at(path, kind)
     who = (who or getpass.getuser()).strip()
@@ -140,14 +140,14 @@ def images_at(path: Path, kind: Kind | None) -> "tuple[Listing, Path]":
     site = site_folder.read(path)
     terms = load_terms(Path(site.trust))
     listing = list_images(site.place.kind or guess_kind(Path(site.place.data)), site.place.data)
-    return undivided(listing, terms.classes, terms.scale), Path(site.place.labels or path.absolute() / "labels.csv")
+    place = site_folder.completed(path.absolute(), site)
+    return undivided(listing, terms.classes, terms.scale), Path(place.labels)
 
 
-def batch_for(listing: "Listing", answers: "Answers", who: str, run: Path | None, strategy: str, count: int) -> "Batch":
+def batch_for(listing: "Listing", answers: "Answers", who: str, run: Path | None, strategy: str, count: int) -> batches.Batch:
     """Return the batch that this person goes on with, or choose a new one."""
     from fewlabel.core.rng import Rng
     from fewlabel.inference.predict import StoredModel
-    from fewlabel.labeling import batches
     from fewlabel.labeling.answers import DONE, agreed, standing
     from fewlabel.labeling.chosen import choose_images, classes_for, name_of, unlabeled
 

@@ -74,13 +74,20 @@ def read_answers(file: Path) -> dict[str, list[str]]:
 
 
 def matched(
-    file: Path | str, train: "Split", classes: Sequence[str], data: Path | str | None, sure: Iterable[int] = ()
+    file: Path | str,
+    train: "Split",
+    classes: Sequence[str],
+    data: Path | str | None,
+    sure: Iterable[int] = (),
+    folder: Path | None = None,
 ) -> Added:
     """Find the images of a training split that a table of labels names, by their paths from the table or the data.
 
-    Images in `sure` keep the label that they have.
+    Images in `sure` keep the label that they have. `folder` is where the table belongs, if the file is a copy of it.
     """
-    file, root = Path(file), None if data is None else Path(data) if Path(data).is_dir() else Path(data).parent
+    file, roots = Path(file), [folder or Path(file).parent]
+    if data is not None:
+        roots.append(Path(data) if Path(data).is_dir() else Path(data).parent)
     place = {str(name): row for row, name in enumerate(train.names)} if train.names is not None else None
     number, known = {name: row for row, name in enumerate(classes)}, set(sure)
     found, disagreed, elsewhere, again = dict[int, int](), list[str](), list[str](), 0
@@ -89,7 +96,7 @@ def matched(
         if wrong := [label for label in given if label not in number]:
             there = ", ".join(classes)
             raise BadInput(f"{file} says that {name} is '{wrong[0]}', which is no class; there are {there}")
-        at = numbered(name, len(train)) if place is None else find(name, place, file, root)
+        at = numbered(name, len(train)) if place is None else find(name, place, roots)
         if at is None:
             elsewhere.append(name)
         elif len(given) > 1:
@@ -123,10 +130,9 @@ def numbered(name: str, images: int) -> int | None:
     return int(written[1]) if written and int(written[1]) < images else None
 
 
-def find(name: str, place: Mapping[str, int], file: Path, root: Path | None) -> int | None:
-    """Return the place of an image by its name in an npz, or by its path from the table or from the images' folder."""
-    folders = [file.parent, *([] if root is None else [root])]
-    whole = (os.path.abspath(file_of(folder, name, "csv")) for folder in folders)
+def find(name: str, place: Mapping[str, int], roots: Iterable[Path]) -> int | None:
+    """Return the place of an image by its name in an npz, or by its path from one of these folders."""
+    whole = (os.path.abspath(file_of(folder, name, "csv")) for folder in roots)
     return next((place[one] for one in (name, *whole) if one in place), None)
 
 

@@ -12,6 +12,7 @@ from fewlabel.engine.executor import Job
 
 MAX_ORDER = 1 << 20  # bytes
 MAX_INTRODUCTION = 1 << 16  # bytes
+MAX_WANTED = 10**6  # labels that a site may be asked for
 MAX_IMAGES = 10**8  # that a site may claim to have
 
 
@@ -22,6 +23,7 @@ class Order:
     experiment: str  # as TOML
     terms: Terms
     job: Job  # of kind info, pixels, client, statistics or evaluate; its `run` is the run's name and no directory
+    wanted: int = 0  # labels that the coordinator would like this site to add; its people decide
 
 
 @dataclass(frozen=True)

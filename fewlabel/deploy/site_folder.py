@@ -2,7 +2,7 @@
 
 import shutil
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,6 +90,17 @@ def read(folder: Path) -> SiteFile:
         return schema.read(SiteFile, with_data(table))
     except BadInput as error:
         raise BadInput(f"{folder / FILE}: {error}") from None
+
+
+def completed(folder: Path, site: SiteFile) -> SiteConfig:
+    """Return a site's settings, with the usual places of those files that they do not name."""
+    place = site.place
+    return replace(
+        place,
+        policy=place.policy or str(folder / "policy.toml"),
+        key=place.key or site.key,
+        labels=place.labels or str(folder / "labels.csv"),
+    )
 
 
 def with_data(table: dict[str, Any]) -> dict[str, Any]:

@@ -154,7 +154,7 @@ function again() {
 function hideOpinion() {
   $("opinion").hidden = true;
   $("opinion").replaceChildren();
-  $("ask-text").textContent = "What does the model say?";
+  $("ask-text").textContent = "Ask the model";
 }
 
 function opinion() {
@@ -171,7 +171,7 @@ function opinion() {
       return row;
     }));
     $("opinion").hidden = false;
-    $("ask-text").textContent = "Hide what the model says";
+    $("ask-text").textContent = "Hide it again";
   });
 }
 

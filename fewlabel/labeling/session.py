@@ -1,6 +1,7 @@
 """One person labels one batch: what is shown next, what an answer writes, where people disagree. No HTTP here."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +30,13 @@ KEYS = "1234567890abdefghjklnpqrtvwxy"  # of classes, in their order; c, m, s, u
 LONGEST = 36_000.0  # seconds
 
 
+def keys_of(classes: Sequence[str]) -> list[str]:
+    """Return a key for each class: its own name if that is one of the keys, or else the next that is free."""
+    named = [name if name and name in tuple(KEYS) else "" for name in classes]
+    free = iter([key for key in KEYS if key not in named])
+    return [key or next(free, "") for key in named]
+
+
 @dataclass
 class Session:
     """A person, a batch, and the answers so far."""
@@ -53,8 +61,8 @@ class Session:
             "who": self.who,
             "file": str(self.answers.file),
             "classes": [
-                {"name": name, "key": KEYS[n : n + 1], "count": counts[name]}
-                for n, name in enumerate(self.batch.classes)
+                {"name": name, "key": key, "count": counts[name]}
+                for name, key in zip(self.batch.classes, keys_of(self.batch.classes), strict=True)
             ],
             "total": len(own),
             "done": len(own) - len(unseen),
