@@ -144,7 +144,9 @@ def images_at(path: Path, kind: Kind | None) -> "tuple[Listing, Path]":
     return undivided(listing, terms.classes, terms.scale), Path(place.labels)
 
 
-def batch_for(listing: "Listing", answers: "Answers", who: str, run: Path | None, strategy: str, count: int) -> batches.Batch:
+def batch_for(
+    listing: "Listing", answers: "Answers", who: str, run: Path | None, strategy: str, count: int
+) -> batches.Batch:
     """Return the batch that this person goes on with, or choose a new one."""
     from fewlabel.core.rng import Rng
     from fewlabel.inference.predict import StoredModel
