@@ -15,7 +15,7 @@ import io
 import statistics
 import tomllib
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 from fewlabel.cli.main import main as fewlabel
@@ -131,7 +131,7 @@ def bought(given: argparse.Namespace, name: str, metric: str, strategy: str) -> 
 
 def reached(curve: Sequence[tuple[int, float]], target: float) -> float | None:
     """Return where a line through these points first reaches a value, or None if it never does."""
-    for (low, before), (high, after) in zip(curve, curve[1:], strict=False):
+    for (low, before), (high, after) in pairwise(curve):
         if before < target <= after:
             return low + (high - low) * (target - before) / (after - before)
     return None

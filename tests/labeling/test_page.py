@@ -224,25 +224,25 @@ def test_sixteen_bits_and_dicom_are_shown_with_a_contrast_that_can_be_changed(tm
 @browsed
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (820, 1180)])
 def test_on_a_telephone_and_a_tablet_fingers_do_it_and_nothing_is_cut_off(width, height, model, images, tmp_path, tab):
-    with labeling(images, "--run", model, "--count", "4", "--out", tmp_path / f"{width}.csv") as (_, address):
-        with ExitStack() as stack:
-            stack.callback(tab.size, 1200, 800)
-            tab.size(width, height, mobile=True)
-            tab.open(address)
-            tab.until(READY)
-            assert tab.do("document.documentElement.scrollWidth") == width
-            small = "[...document.querySelectorAll('#classes button, #actions button')].filter(b => !b.hidden)"
-            sizes = tab.do(f"{small}.map(b => b.getBoundingClientRect()).map(b => [b.width, b.height, b.right])")
-            assert len(sizes) == 14
-            assert all(w >= 44 and h >= 44 and right <= width for w, h, right in sizes)
-            stage = tab.do("(b => [b.width, b.height])(document.getElementById('stage').getBoundingClientRect())")
-            assert min(stage) >= 180
-            tab.tap("#classes button:nth-child(3)")
-            tab.until("state.done === 1 && !busy")
-            tab.do("document.getElementById('stage').dispatchEvent(new MouseEvent('dblclick'))")
-            tab.until("view.scale === 3")
-            tab.tap("#undo")
-            tab.until("state.done === 0 && !busy")
+    given = images, "--run", model, "--count", "4", "--out", tmp_path / f"{width}.csv"
+    with labeling(*given) as (_, address), ExitStack() as stack:
+        stack.callback(tab.size, 1200, 800)
+        tab.size(width, height, mobile=True)
+        tab.open(address)
+        tab.until(READY)
+        assert tab.do("document.documentElement.scrollWidth") == width
+        small = "[...document.querySelectorAll('#classes button, #actions button')].filter(b => !b.hidden)"
+        sizes = tab.do(f"{small}.map(b => b.getBoundingClientRect()).map(b => [b.width, b.height, b.right])")
+        assert len(sizes) == 14
+        assert all(w >= 44 and h >= 44 and right <= width for w, h, right in sizes)
+        stage = tab.do("(b => [b.width, b.height])(document.getElementById('stage').getBoundingClientRect())")
+        assert min(stage) >= 180
+        tab.tap("#classes button:nth-child(3)")
+        tab.until("state.done === 1 && !busy")
+        tab.do("document.getElementById('stage').dispatchEvent(new MouseEvent('dblclick'))")
+        tab.until("view.scale === 3")
+        tab.tap("#undo")
+        tab.until("state.done === 0 && !busy")
     assert [(row["label"], row["note"]) for row in rows(tmp_path / f"{width}.csv")] == [("2", ""), ("", "undone")]
 
 
