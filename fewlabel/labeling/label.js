@@ -171,7 +171,7 @@ function opinion() {
       return row;
     }));
     $("opinion").hidden = false;
-    $("ask-text").textContent = "Hide it again";
+    $("ask-text").textContent = "Hide it";
   });
 }
 
