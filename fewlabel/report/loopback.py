@@ -93,7 +93,8 @@ class LoopbackServer:
     """Serves `answer` on 127.0.0.1, each request in a thread of its own.
 
     `port` 0 takes a free one. `methods` are the ones that `answer` gets; ("GET",) makes a server read-only. A body
-    larger than `max_body` is refused unread. If `answer` raises a FewLabelError, the page gets its sentence and status 400.
+    larger than `max_body` is refused unread. If `answer` raises a FewLabelError, the page gets its sentence with status
+    400.
     """
 
     def __init__(
