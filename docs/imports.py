@@ -64,6 +64,7 @@ LEFT, CENTRE, RIGHT = 115, 330, 545
 FOLDERS = {  # where each is drawn: its row, its column, and what it is
     "cli": (0, CENTRE, "the command"),
     "api": (1, LEFT, "the Python interface"),
+    "labeling": (1, RIGHT, "labels by people"),
     "inference": (2, LEFT, "use a model"),
     "papers": (2, CENTRE, "the papers' tables"),
     "deploy": (2, RIGHT, "many machines"),

@@ -56,7 +56,7 @@ class Checkpoint:
     seconds: Positive = 60.0  # a kill loses at most so many seconds of work
 
 
-PATHS = (("data", "path"), ("clients", "file"))
+PATHS = (("data", "path"), ("clients", "file"), ("labels", "file"))
 # The tables and settings that every stored run has.
 STORED = {"method", "seed", "rounds", "data", "model", "clients", "labels", "views", "evaluate", "checkpoint"}
 NAMED = ("method", "data", "model")  # tables that their name alone can stand for
@@ -261,6 +261,7 @@ class Experiment:
             if (path := getattr(getattr(self, table), key)) is not None:
                 absolute = os.path.abspath(os.path.expanduser(path))
                 object.__setattr__(self, table, replace(getattr(self, table), **{key: absolute}))
+        self._add_labels()
         if self.clients.partition not in PARTITIONS:
             raise BadInput(unknown("clients.partition", self.clients.partition, PARTITIONS))
         for view in fields(Views):
@@ -301,6 +302,22 @@ class Experiment:
                 f"clients.aggregate = '{how}' is not for {self.name}, which weighs each client's model by itself; "
                 "leave it out, or bound updates by clients.clip_median and clients.outlier"
             )
+
+    def _add_labels(self) -> None:
+        """Keep the hash of labels.file, and refuse what cannot be together with it."""
+        from fewlabel.data.added import sha256
+
+        if self.labels.file is None:
+            return
+        if self.labels.sha256 is None:
+            object.__setattr__(self, "labels", replace(self.labels, sha256=sha256(self.labels.file)))
+        if "every-client" not in self.method.label_places:
+            raise BadInput(
+                f"labels.file gives clients labels for some of their images, and {self.name} is made for clients that "
+                "have all labels or none; leave it out, or choose another method"
+            )
+        if self.stream is not None:
+            raise BadInput("labels.file is for images that are there from the first round on; leave out it or stream")
 
     @property
     def recipe(self) -> Train:
@@ -349,6 +366,7 @@ class Experiment:
             "clients.trim": (self.clients.aggregate == "trimmed-mean", "clients.aggregate = 'trimmed-mean'"),
             "labels.per_class": ("every-client" in at or "server" in at, "labels.at with every-client or server"),
             "labels.server_per_class": ("server" in at, "labels.at with server"),
+            "labels.sha256": (self.labels.file is not None, "labels.file"),
             # At every-client they do no harm, and the ceilings of earlier tables have them there.
             **{f"labels.{key}": (at != "server", "labels.at with some-clients") for key in ("clients", "which", "ids")},
             "data.columns": (self.data.name in TABLES, f"data.name = {' or '.join(map(repr, TABLES))}"),

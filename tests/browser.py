@@ -32,6 +32,7 @@ OPTIONS = [
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 ]
+KEYS = {"Backspace": 8, "ArrowLeft": 37, "ArrowRight": 39, "ArrowUp": 38, "ArrowDown": 40, "Tab": 9, "Enter": 13}
 PATIENCE = 120.0  # seconds until a browser that does not answer is given up
 
 
@@ -79,18 +80,22 @@ class Browser:
         elif name == "Network.requestWillBeSent" and not what["request"]["url"].startswith("data:"):
             self.fetched.append(what["request"]["url"])
 
-    def look(self, width: int = 1100, height: int = 900, dark: bool = False, media: str = "screen") -> None:
-        """Set the size of the window, and whether it is dark, or paper (`media="print"`)."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+    def look(
+        self, width: int = 1100, height: int = 900, dark: bool = False, media: str = "screen", mobile: bool = False
+    ) -> None:
+        """Set the size of the window, and whether it is dark, paper (`media="print"`), or has a touch screen."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
+        self.call("Emulation.setTouchEmulationEnabled", enabled=mobile)
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", media=media, features=features)
 
-    def open(self, path: Path, ready: str = "document.readyState === 'complete'") -> None:
-        """Open a file, and wait until it is ready."""
+    def open(self, page: Path | str, ready: str = "document.readyState === 'complete'") -> None:
+        """Open a file or an address, and wait until it is ready."""
+        address = page if isinstance(page, str) else page.as_uri()
         self.said.clear()
         self.fetched.clear()
-        self.call("Page.navigate", url=path.as_uri())
-        self.wait(f"location.href === {json.dumps(path.as_uri())} && ({ready})")
+        self.call("Page.navigate", url=address)
+        self.wait(f"location.href === {json.dumps(address)} && ({ready})")
 
     def wait(self, condition: str) -> None:
         """Wait until a condition of JavaScript holds."""
@@ -110,6 +115,22 @@ class Browser:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for kind in ("mousePressed", "mouseReleased") if click else ():
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def press(self, key: str) -> None:
+        """Press a key of the keyboard and let it go."""
+        code = KEYS.get(key, ord(key.upper()[0]))
+        for kind in ("keyDown", "keyUp"):
+            text = {"text": key} if len(key) == 1 and kind == "keyDown" else {}
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **text)
+
+    def tap(self, selector: str) -> None:
+        """Touch the middle of an element."""
+        x, y = self.ask(
+            f"(box => [box.x + box.width / 2, box.y + box.height / 2])"
+            f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
+        )
+        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
     def picture(self, path: Path, **clip: float) -> Path:
         """Save the whole page as png, or a part of it."""

@@ -90,10 +90,11 @@ ARROWS: dict[str, set[str]] = {
     "engine": {"experiment", "learn", "data", "networks", "core"},
     "report": {"engine", "experiment", "methods", "data", "networks", "core"},
     "inference": {"report", "engine", "experiment", "learn", "data", "networks", "core"},
+    "labeling": {"inference", "report", "engine", "learn", "data", "core"},
     "papers": {"report", "engine", "experiment", "data", "core"},
     "deploy": {"report", "engine", "experiment", "data", "core"},
     "api": {"inference", "report", "engine", "experiment", "core"},
-    "cli": {"api", "papers", "deploy", "inference", "report", "engine", "experiment", "data", "core"},
+    "cli": {"api", "labeling", "papers", "deploy", "inference", "report", "engine", "experiment", "data", "core"},
     "__main__": {"cli"},
 }
 

@@ -13,7 +13,7 @@ from fewlabel.api import fresh_directory
 from fewlabel.cli.options import RUNS, Changes, Form, Format, Layout, Out, Resume, Tables, table_of, words
 from fewlabel.core import schema
 from fewlabel.core.errors import BadInput
-from fewlabel.deploy import keys, members, processes, submit, superlink
+from fewlabel.deploy import keys, members, processes, submit, superlink, wishes
 from fewlabel.deploy import peers as known_peers
 from fewlabel.deploy import status as federation_status
 from fewlabel.engine import record
@@ -171,6 +171,28 @@ def peers(
     for peer in listed.members:
         print(f"client {peer.client} is '{peer.name}', with the key {keys.fingerprint(peer.key)}")
     tell(f"give {out} to every site, which reads it by: fewlabel site peers {out}")
+
+
+@app.command()
+def ask(
+    folder: Directory,
+    site: Annotated[str, Argument(metavar="SITE", hidden=True)],
+    labels: Annotated[int, Option("--labels", metavar="N", min=0, help="How many more labels; 0 takes it back.")] = 50,
+) -> None:
+    """Ask a site, by its name or number, to label more images.
+
+    The site learns it in its next run. `fewlabel site check` shows it
+    there, and the site's people decide. Send them the model, which
+    chooses the images: `fewlabel export`.
+
+    Examples:
+      fewlabel federation ask lungs north --labels 50
+    """
+    folder = opened(folder)
+    member = members.find(folder, site)
+    wishes.change(folder, wanted={member.client: labels})
+    what = f"asked for {labels:,} more labels" if labels else "no longer asked for labels"
+    print(f"'{member.name}' is {what}, from its next run on")
 
 
 @app.command()
@@ -392,7 +414,9 @@ def status(folder: Directory, form: Format = Form.TEXT) -> None:
     print(f"'{found['name']}' at {found['address']}: {serving}")
     for site in found["sites"]:
         since = SINCE.get(site["state"], "").format(span(site.get("seconds", 0)))
-        print(f"client {site['client']} '{site['name']}': {site['state']}{since}")
+        asked = f", asked for {site['wanted']:,} more" if site["wanted"] else ""
+        labels = "" if site["labels"] is None else f"; {site['labels']:,} labels in its last run"
+        print(f"client {site['client']} '{site['name']}': {site['state']}{since}{labels}{asked}")
     for run in found["runs"]:
         waits = f", {run['waiting']}" if run["waiting"] else ""
         print(f"run {run['directory']}: {run['state']}, round {run['round']}{waits}")

@@ -16,7 +16,7 @@ import click
 import typer
 from typer import Option
 
-from fewlabel.cli import audit, data, federation, methods, model, papers, run, show, site
+from fewlabel.cli import audit, data, federation, label, methods, model, papers, run, show, site
 from fewlabel.core.errors import FewLabelError, did_you_mean
 from fewlabel.report.terminal import tell
 
@@ -60,6 +60,7 @@ app.command()(show.show)
 app.command()(show.watch)
 app.command()(model.predict)
 app.command()(model.export)
+app.command()(label.label)
 app.command()(audit.audit)
 app.command()(show.bench)
 

@@ -111,13 +111,7 @@ def opened(folder: Path) -> tuple[Path, site_folder.SiteFile]:
     processes.need_flower()
     folder = folder.resolve()
     found = site_folder.read(folder)
-    place = replace(
-        found.place,
-        policy=found.place.policy or str(folder / "policy.toml"),
-        key=found.place.key or found.key,
-        peers=found.place.peers or str(folder / known_peers.FILE),
-    )
-    return folder, replace(found, place=place)
+    return folder, replace(found, place=site_folder.completed(folder, found))
 
 
 @app.command()

@@ -47,6 +47,7 @@ class Split:
     labels: Tensor  # int64 [N]
     groups: Tensor | None = None  # int64 [N]: the same number for all images of a lesion or patient
     clients: np.ndarray | None = None  # [N]: who holds each image, where the data say so
+    names: np.ndarray | None = None  # [N]: the path of each image, or its name in an npz
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -99,12 +100,15 @@ def load(
     conflicting: str = "leave-out",
     classes: tuple[str, ...] | None = None,
     scale: Scale | None = None,
+    named: bool = False,
 ) -> Dataset:
     """Load a data set at this image size, and decode it first if that has not been done.
 
     `name` is one of DATASETS or `package.module:function`, your own function, which returns a Raw. Your own images lie
     at `path`. A set is decoded again when its files or its decoded arrays have changed, by their sizes and times.
     `fresh` looks closer: it calls your own function again, and compares the bytes of all arrays but those of images.
+
+    `named` asks for the names of your own images, which decoded arrays of FewLabel 0.1 do not have.
 
     A site passes the `classes` and the `scale` of its federation, and trains on all images that are not for testing.
     """
@@ -130,6 +134,8 @@ def load(
     sums = files.known(name, edition, paths)
     anew = fresh and name not in DATASETS
     made = None if sums is None or anew else open_decoded(name, image_size, folder(sums), fresh)
+    if made is not None and named and name in KINDS and made.splits["train"].names is None:
+        made, anew = None, True
     if made is None:
         sums = files.verify(name, edition, paths)
         made = None if anew else open_decoded(name, image_size, folder(sums), fresh)
@@ -160,7 +166,8 @@ def open_decoded(name: str, image_size: int, folder: Path, thorough: bool = Fals
             images = Images(torch.from_numpy(pixels), tuple(about["mean"]), tuple(about["std"]))
             grouped = torch.from_numpy(np.load(folder / f"{split}-groups.npy")) if about.get("groups") else None
             clients = np.load(folder / f"{split}-clients.npy") if about.get("clients") else None
-            splits[split] = Split(images, torch.from_numpy(labels), grouped, clients)
+            names = np.load(folder / f"{split}-names.npy") if about.get("names") else None
+            splits[split] = Split(images, torch.from_numpy(labels), grouped, clients, names)
         scale = {key: (low, high) for key, (low, high) in about["scale"].items()}
         classes, notes, channels = tuple(about["classes"]), tuple(about.get("notes", ())), len(about["mean"])
         return Dataset(name, about["digest"], classes, channels, image_size, splits, scale, notes)
@@ -255,9 +262,10 @@ def write_labels(raw: Raw, where: dict[str, np.ndarray], aside: Path, undivided:
     label = np.concatenate([part.labels for part in raw.parts.values()]).astype(np.int64)
     grouped = all(part.groups is not None for part in raw.parts.values())
     held = [part.clients for part in raw.parts.values() if part.clients is not None]
+    named = [part.names for part in raw.parts.values() if part.names is not None]
     known = {name: label[(side == name) & (label >= 0)] for name in SIDES}
     counts = {name: np.bincount(some, minlength=len(raw.classes)).tolist() for name, some in known.items()}
-    splits = [name for name in SIDES if any(counts[name]) or (undivided and name == "train")]
+    splits = [name for name in SIDES if any(counts[name]) or (name == "train" and (undivided or name in side))]
     if not undivided and not {"train", "test"} <= set(splits):
         raise BadInput(f"{len(label)} images are too few for this data.split: it leaves none for training or the test")
     for name in splits:
@@ -266,10 +274,12 @@ def write_labels(raw: Raw, where: dict[str, np.ndarray], aside: Path, undivided:
             np.save(aside / f"{name}-groups.npy", groups(raw.parts)[side == name])
         if len(held) == len(raw.parts):
             np.save(aside / f"{name}-clients.npy", np.concatenate(held)[side == name])
+        if len(named) == len(raw.parts):
+            np.save(aside / f"{name}-names.npy", np.concatenate(named)[side == name])
     kept = {name: counts[name] for name in splits}
     clients, scale = len(held) == len(raw.parts), next(iter(raw.parts.values())).scale
     about = {"classes": raw.classes, "splits": splits, "counts": kept, "groups": grouped, "clients": clients}
-    return about | {"scale": scale, "notes": raw.notes}
+    return about | {"scale": scale, "notes": raw.notes, "names": len(named) == len(raw.parts)}
 
 
 def write_images(raw: Raw, where: dict[str, np.ndarray], image_size: int, channels: int | None, aside: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +15,7 @@ import numpy as np
 
 from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.core.rng import Rng
+from fewlabel.data.added import Added, check_unchanged, matched, overlaid, with_labels
 from fewlabel.data.labels import (
     Index,
     choose_clients,
@@ -25,7 +26,7 @@ from fewlabel.data.labels import (
     wrong_labels,
 )
 from fewlabel.data.own.listing import TABLES
-from fewlabel.data.settings import Clients, Labels, Stream
+from fewlabel.data.settings import Clients, Data, Labels, Stream
 
 if TYPE_CHECKING:
     from fewlabel.data.datasets import Dataset
@@ -91,6 +92,8 @@ class Partition:
     data: str = ""  # digest of the data set
     validation: Index = field(default_factory=nothing)  # labeled images that the server validates on
     noise: np.ndarray = field(default_factory=lambda: nothing(2))  # images, and their wrong labels
+    added: np.ndarray = field(default_factory=lambda: nothing(2))  # images with a label from labels.file, and labels
+    notes: tuple[str, ...] = ()  # about labels.file, for whoever lays out a run
 
     @cached_property
     def clients(self) -> tuple[int, ...]:
@@ -105,6 +108,8 @@ class Partition:
         held = (part for holding in self.shares for part in (holding.labeled, holding.unlabeled))
         for index in chain([self.server], held, more):
             digest.update(len(index).to_bytes(8, "little") + index.astype("<i8").tobytes())
+        if self.added.size:
+            digest.update(b"added" + self.added.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def save(self, path: Path, labels: np.ndarray, classes: tuple[str, ...]) -> None:
@@ -112,6 +117,7 @@ class Partition:
             counts: list[int] = np.bincount(known(labels, index), minlength=len(classes)).tolist()
             return counts
 
+        labels = overlaid(labels, self.added)
         clients = [
             {
                 "id": number,
@@ -128,6 +134,7 @@ class Partition:
             "server": {"labeled": self.server.tolist(), "classes": histogram(self.server)},
             "validation": {"labeled": self.validation.tolist(), "classes": histogram(self.validation)},
             "noise": self.noise.tolist(),
+            **({"added": self.added.tolist()} if self.added.size else {}),
             "clients": clients,
         }
         path.write_text(json.dumps(whole, separators=(",", ":")))
@@ -158,6 +165,7 @@ class Partition:
                 whole["data"],
                 index(whole["validation"]["labeled"]),
                 index(whole["noise"]).reshape(2, -1),
+                index(whole.get("added", [])).reshape(2, -1),
             )
             stored = whole["checksum"]
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
@@ -280,6 +288,9 @@ class Dealt(Protocol):
     def labels(self) -> Labels: ...
 
     @property
+    def data(self) -> Data: ...
+
+    @property
     def seed(self) -> int: ...
 
     @property
@@ -301,6 +312,7 @@ def of(dataset: "Dataset", experiment: Dealt) -> Partition:
             raise BadInput(f"{clients.file} holds image {last}, but '{dataset.name}' has {images} to train on, from 0")
     if given and len(given.shares) != clients.count:
         raise BadInput(f"{clients.partition} gives {len(given.shares)} clients; set clients.count to that number")
+    file = check_unchanged(experiment.labels.file, experiment.labels.sha256)
     partition = deal(
         dataset.splits["train"].labels.numpy(),
         clients,
@@ -310,6 +322,7 @@ def of(dataset: "Dataset", experiment: Dealt) -> Partition:
         given=given,
         classes=len(dataset.classes),
         published="validation" in dataset.splits,
+        add=partial(matched, file, dataset.splits["train"], dataset.classes, experiment.data.path) if file else None,
     )
     return replace(partition, data=dataset.digest)
 
@@ -349,11 +362,13 @@ def deal(
     given: Partition | None = None,
     classes: int = 0,
     published: bool = False,
+    add: Callable[[Index], Added] | None = None,
 ) -> Partition:
     """Deal out the training split with these labels. Only the seed decides how.
 
     With a `given` partition, each client keeps its images, and so does the server if it is still to have any. If a
-    validation split is `published`, no labels are set aside for one.
+    validation split is `published`, no labels are set aside for one. `add` takes the images with labels, and returns
+    labels for others. No draw depends on these.
     """
     rng, places = Rng(seed, "partition"), labels.at.split("+")
     everything, server, validation = np.arange(len(y)), nothing(), nothing()
@@ -374,7 +389,9 @@ def deal(
         elif "every-client" in places and len(able):
             labeled = some_images(y, able, labels, rng.stream("labels", number))
         holdings.append(Holding(labeled, np.setdiff1d(part, labeled)))
-    if not len(server) and not any(len(holding.labeled) for holding in holdings):
+    added = add(np.concatenate([server, *(holding.labeled for holding in holdings)])) if add else Added()
+    held = np.isin(added.images, np.concatenate([holding.unlabeled for holding in holdings]))
+    if not len(server) and not any(len(holding.labeled) for holding in holdings) and not held.any():
         raise BadInput(
             f"labels.at = '{labels.at}' finds no label to train on; a run needs some, at a client or the server"
         )
@@ -390,7 +407,9 @@ def deal(
     labeled = np.concatenate([server, validation, *(holding.labeled for holding in holdings)])
     noise = wrong_labels(y, labeled, classes or int(y.max()) + 1, labels.noise, rng.stream("noise"))
     holdings = [shuffled(n, holding, stream, rng.stream("order", n)) for n, holding in enumerate(holdings)]
-    return Partition(tuple(holdings), server, validation=validation, noise=noise)
+    more = np.stack([added.images[held], added.labels[held]])
+    holdings = [with_labels(holding, more[0]) for holding in holdings]
+    return Partition(tuple(holdings), server, validation=validation, noise=noise, added=more, notes=added.notes)
 
 
 def divide(y: np.ndarray, among: Index, clients: Clients, rng: Rng, given: Partition | None) -> list[Index]:

@@ -36,6 +36,40 @@ class Header:
     patient: str = ""
 
 
+@dataclass(frozen=True)
+class Values:
+    """An image as it is, before it has eight bits: grey [H, W] with any values, or eight bits of colour [H, W, 3]."""
+
+    values: np.ndarray
+    low: float = 0.0  # the value that is shown as black
+    high: float = 255.0  # and as white
+    inverted: bool = False  # the other way round
+
+    def shown(self, low: float | None = None, high: float | None = None) -> np.ndarray:
+        """Return eight bits for a screen, with this contrast or the usual one."""
+        pixels = eight_bits(self.values, self.low if low is None else low, self.high if high is None else high)
+        return 255 - pixels if self.inverted else pixels
+
+
+def look(path: Path) -> Values:
+    """Read an image for a person to look at: upright, in its own size and depth, over black where it is transparent."""
+    from PIL import Image, ImageOps
+
+    with opening(path), path.open("rb") as file:
+        if is_dicom(path):
+            return dicom_values(path)
+        upright = ImageOps.exif_transpose(Image.open(file))
+        if upright.mode in WIDE:
+            values = np.nan_to_num(np.asarray(upright).astype(np.float32))
+            low, high = np.percentile(values, (0.5, 99.5)).tolist()  # a few odd pixels must not hide all others
+            return Values(values, low, high if high > low else low + 1)
+        colour = is_colour(upright)
+        if upright.has_transparency_data:
+            clear = upright.convert("RGBA")
+            upright = Image.alpha_composite(Image.new("RGBA", clear.size, (0, 0, 0, 255)), clear)
+        return Values(np.asarray(upright.convert("RGB" if colour else "L")))
+
+
 @contextmanager
 def opening(path: Path) -> Iterator[None]:
     """Raise Unreadable, with a reason in a few words, for whatever goes wrong while a file is opened."""
@@ -160,6 +194,15 @@ def pydicom() -> Any:
 
 def dicom(path: Path, window: tuple[float, float] | None = None) -> np.ndarray:
     """Read pixels as a viewer shows them: rescaled, in this window or the file's own, or from least to greatest."""
+    found = dicom_values(path, window)
+    if found.values.ndim == 3:
+        return found.values
+    grey = eight_bits(found.values, found.low, found.high)
+    return 255 - grey if found.inverted else grey
+
+
+def dicom_values(path: Path, window: tuple[float, float] | None = None) -> Values:
+    """Read the values of a DICOM file, rescaled, and which of them a viewer shows as black and as white."""
     about, decoders = pydicom().dcmread(path), import_module("pydicom.pixels")
     frames, kind = int(about.get("NumberOfFrames", 1) or 1), about.get("PhotometricInterpretation", "")
     if frames > 1:
@@ -169,14 +212,13 @@ def dicom(path: Path, window: tuple[float, float] | None = None) -> np.ndarray:
         pixels = decoders.apply_color_lut(pixels, about)
     if pixels.ndim == 3:
         bits = 8 * pixels.itemsize if kind == PALETTE else int(about.BitsStored)
-        return pixels if pixels.dtype == np.uint8 else eight_bits(pixels, 0, 2**bits - 1)
+        return Values(pixels if pixels.dtype == np.uint8 else eight_bits(pixels, 0, 2**bits - 1))
     values = pixels * float(about.get("RescaleSlope", 1) or 1) + float(about.get("RescaleIntercept", 0) or 0)
     centre, width = window or (first(about.get("WindowCenter")), first(about.get("WindowWidth")))
     low, high = float(values.min()), float(values.max())
     if centre is not None and width is not None and width > 1:  # PS3.3, C.11.2.1.2.1
         low, high = centre - 0.5 - (width - 1) / 2, centre - 0.5 + (width - 1) / 2
-    grey = eight_bits(values, low, high)
-    return 255 - grey if kind == "MONOCHROME1" else grey
+    return Values(values, low, high, kind == "MONOCHROME1")
 
 
 def first(value: Any) -> float | None:

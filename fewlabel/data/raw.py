@@ -20,6 +20,7 @@ class Part:
     groups: np.ndarray | None = None  # [N]: images of one lesion or patient, which stay in one split
     clients: np.ndarray | None = None  # [N]: who holds each image, if the data say so
     scale: Scale = field(default_factory=dict)
+    names: np.ndarray | None = None  # [N]: the path of each image, or its name in an npz
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -140,6 +140,8 @@ class Labels:
     held_out: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # share of its own labels that each site keeps out of
     #   training, to calibrate or to check a model on
     noise: Share = 0.0  # share of the labels that are replaced by a wrong class
+    file: str | None = None  # a table of labels to add to those that clients have, as `fewlabel label` writes it
+    sha256: str | None = None  # of labels.file; by default of the file as it is now
 
     @property
     def full(self) -> int:

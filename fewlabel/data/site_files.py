@@ -11,6 +11,7 @@ import numpy as np
 
 from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.core.rng import Rng
+from fewlabel.data.added import overlaid
 from fewlabel.data.own.listing import CLASSES, PATIENTS, UNLABELED, folder_names
 from fewlabel.data.raw import CHUNK, Scale
 
@@ -183,8 +184,8 @@ def sites(dataset: "Dataset", partition: "Partition") -> Iterator[Site]:
     def groups(index: np.ndarray) -> np.ndarray | None:
         return None if group is None else group[index]
 
-    pixels, labels = train.images.pixels.numpy(), train.labels.numpy().copy()
-    labels[partition.noise[0]] = partition.noise[1]
+    pixels = train.images.pixels.numpy()
+    labels = overlaid(train.labels.numpy(), partition.noise, partition.added)
     for client in partition.clients:
         holding = partition.shares[client]
         yield (

@@ -196,13 +196,20 @@ def admit(folder: Path, request: Enrolment) -> Member:
 def remove(folder: Path, site: str) -> Member:
     """End a membership, by the site's name or number. Its key cannot be enrolled again."""
     with storage.locked(folder / LOCK):
-        there = members(folder)
-        found = [one for one in there if site == str(one.client)] or [one for one in there if site == one.name]
-        if len(found) != 1:
-            known = ", ".join(f"{member.client} '{member.name}'" for member in found or there) or "no site"
-            raise BadInput(f"'{site}' is {'more than one site' if found else 'no member'}: there is {known}")
-        write_members(folder, tuple(member for member in there if member != found[0]), (*removed(folder), *found))
-        return found[0]
+        found = find(folder, site)
+        rest = tuple(member for member in members(folder) if member != found)
+        write_members(folder, rest, (*removed(folder), found))
+        return found
+
+
+def find(folder: Path, site: str) -> Member:
+    """Return a member by the site's name or number."""
+    there = members(folder)
+    found = [one for one in there if site == str(one.client)] or [one for one in there if site == one.name]
+    if len(found) != 1:
+        known = ", ".join(f"{member.client} '{member.name}'" for member in found or there) or "no site"
+        raise BadInput(f"'{site}' is {'more than one site' if found else 'no member'}: there is {known}")
+    return found[0]
 
 
 def check_enrolment(folder: Path, request: Enrolment, there: tuple[Member, ...]) -> None:
@@ -236,6 +243,11 @@ def note_node(folder: Path, member: Member, node: int) -> None:
         write_members(folder, tuple(replace(one, node=node) if one.key == member.key else one for one in there))
 
 
+def reported(folder: Path) -> dict[str, int]:
+    """Return how many images each client said it has, by its number."""
+    return read(Reported, folder / REPORTED).images if (folder / REPORTED).exists() else {}
+
+
 def grown(folder: Path, sizes: Mapping[int, int]) -> list[str]:
     """Say which members report far more images than in an earlier run, and remember what all report now.
 
@@ -243,7 +255,7 @@ def grown(folder: Path, sizes: Mapping[int, int]) -> list[str]:
     """
     path, sentences = folder / REPORTED, list[str]()
     with storage.locked(folder / LOCK):
-        before = read(Reported, path).images if path.exists() else {}
+        before = reported(folder)
         names = {str(member.client): f" '{member.name}'" for member in members(folder)}
         now = {str(client): size for client, size in sizes.items()}
         for client, size in now.items():

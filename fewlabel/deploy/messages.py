@@ -14,6 +14,7 @@ from fewlabel.engine.executor import Job
 
 MAX_ORDER = 1 << 20  # bytes
 MAX_INTRODUCTION = 1 << 16  # bytes
+MAX_WANTED = 10**6  # labels that a site may be asked for
 MAX_IMAGES = 10**8  # that a site may claim to have
 
 
@@ -23,8 +24,10 @@ class Order:
 
     experiment: str  # as TOML
     terms: Terms
-    job: Job  # of kind info, pixels, client, hidden, statistics, evaluate, or a step of a masked sum; its `run` is the
-    #   run's name and no directory
+    # Of kind info, pixels, client, hidden, statistics, evaluate, or a step of a masked sum. `run` is no directory, but
+    # the run's name.
+    job: Job
+    wanted: int = 0  # labels that the coordinator would like this site to add; its people decide
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ class Nodes:
 
     Without a key a node has a new id each time it starts. So each node is asked who it is when it is first seen.
     `admit(node, client)` may refuse it, for example because its key is another client's. People know a client by its
-    name in `names`, and `client_of(node)` knows whose key a node has, if it has one.
+    name in `names`, and `client_of(node)` knows whose key a node has, if it has one. `wanted` says how many labels each
+    client is asked to add.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class Nodes:
         admit: Callable[[int, int], None] = lambda node, client: None,
         names: Mapping[int, str] = MappingProxyType({}),
         client_of: Callable[[int], int | None] = lambda node: None,
+        wanted: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        self.names, self.client_of = names, client_of
+        self.names, self.client_of, self.wanted = names, client_of, wanted
         self.heads: Heads | None = None  # where lines of the sites' logs are kept
         self.grid, self.plan, self.admit, self.count = grid, plan, admit, experiment.clients.count
         self.experiment = dumps(experiment)
@@ -62,7 +64,8 @@ class Nodes:
 
     def order(self, job: Job) -> bytes:
         """Pack the order for a job. It names the run, and not the directory at the server."""
-        return wire.pack(Order(self.experiment, self.plan.terms, replace(job, run=self.plan.run)))
+        wanted = 0 if job.kind == "info" else self.wanted.get(job.client, 0)
+        return wire.pack(Order(self.experiment, self.plan.terms, replace(job, run=self.plan.run), wanted))
 
     def look(self) -> None:
         """Ask new nodes who they are, and read what those say that were asked before."""

@@ -42,6 +42,10 @@ def prepare(experiment: Experiment, directory: Path, terms: Terms, **more: Any) 
     """Lay out a run whose clients are on other machines. `more` are fields of its plan."""
     if experiment.clients.attack is not None:
         raise BadInput("clients.attack is for simulations, and sites would refuse it; leave it out")
+    if experiment.labels.file is not None:
+        raise BadInput(
+            "labels.file is for simulations; a site adds its own labels by `fewlabel label SITE`; leave it out"
+        )
     more = {"sites": experiment.clients.count, "factor": FACTOR, "again": AGAIN} | more
     plan = RunPlan(secrets.token_hex(16), terms, **more)
     schema.check(plan)

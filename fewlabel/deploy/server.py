@@ -16,7 +16,7 @@ from fewlabel.core.federation import ClientInfo
 from fewlabel.data import datasets
 from fewlabel.data.partition import Holding, Partition
 from fewlabel.data.site_files import TERMS, Pixels
-from fewlabel.deploy import members, site
+from fewlabel.deploy import members, site, wishes
 from fewlabel.deploy.log_heads import Heads
 from fewlabel.deploy.nodes import NodeExecutor, Nodes
 from fewlabel.deploy.run_plan import RunPlan, load_plan
@@ -50,6 +50,7 @@ def serve(
     tested = tuple(sorted({claim.info.id for claim in nodes.claims.values() if claim.test}))
     world = server_world(experiment, nodes.plan, nodes.clients, tested)
     if plan.members:
+        wishes.change(Path(plan.members), reported={client: info.num_labeled for client, info in found.items()})
         for sentence in members.grown(Path(plan.members), {client: info.size for client, info in found.items()}):
             say(f"{sentence}; if that is wrong, clients.largest_share bounds what it gains")
     executor = NodeExecutor(nodes, Worker(directory, world), directory)
@@ -62,6 +63,7 @@ def known_by(folder: Path) -> dict[str, Any]:
         "admit": partial(members.check_client, folder),
         "names": members.names(folder),
         "client_of": lambda node: members.clients_by_node(folder).get(node),
+        "wanted": {int(client): number for client, number in wishes.read(folder).wanted.items()},
     }
 
 

@@ -30,13 +30,14 @@ from fewlabel.core.federation import ClientInfo, Model
 from fewlabel.core.rng import Rng, preserved
 from fewlabel.core.tasks import tasks, weights_sent
 from fewlabel.data import datasets
+from fewlabel.data.added import overlaid, with_labels
 from fewlabel.data.images import Images
 from fewlabel.data.own.listing import guess_kind
 from fewlabel.data.partition import Holding, Partition, nothing
 from fewlabel.data.site_files import Pixels, Terms
-from fewlabel.deploy import evaluation, experiments, masked_site, policy, site_log, site_terms
+from fewlabel.deploy import evaluation, experiments, masked_site, policy, site_labels, site_log, site_terms
 from fewlabel.deploy.consent import consented
-from fewlabel.deploy.messages import MAX_ORDER, Introduction, Order, Refused
+from fewlabel.deploy.messages import MAX_ORDER, MAX_WANTED, Introduction, Order, Refused
 from fewlabel.deploy.site_folder import SiteConfig
 from fewlabel.deploy.site_process import Parts, attempt
 from fewlabel.deploy.site_terms import load_terms as load_terms
@@ -109,7 +110,10 @@ def carry_out(
         made = masked_site.step(site, order, message, state / order.job.run, limits)
         experiments.note_sent(state, order, len(made))
         return made
-    world = site_world(site, experiment, order.terms)
+    if order.job.kind != "info":
+        site_labels.keep(site, order.job.run)
+        site_labels.note_wanted(site, order.wanted)
+    world = site_world(site, experiment, order.terms, order.job.run)
     share = world.partition.shares[site.client]
     policy.check(limits, experiment, len(share.labeled))
     if order.job.kind == "info":
@@ -193,6 +197,8 @@ def checked(site: SiteConfig, data: bytes) -> tuple[Order, Experiment]:
         raise Refused("the run has no proper name")
     if not consented(site.methods, experiment):
         raise Refused(f"this site takes part in {site.methods}, and {experiment.name} sends something else")
+    if not 0 <= order.wanted <= MAX_WANTED:
+        raise Refused(f"nobody adds {order.wanted} labels")
     if experiment.clients.attack is not None:
         raise Refused("clients.attack is for simulations, and this site trains honestly")
     site_terms.check_terms(site.terms, Path(site.state), order.terms)
@@ -246,17 +252,25 @@ def trusted(text: str, modules: list[str]) -> Experiment:
         trusts = [*modules, "timm"] if part == "model" else modules  # FewLabel builds timm's networks itself
         if name and ":" in name and name.partition(":")[0] not in trusts:
             raise BadInput(f"{part} '{name}' is not FewLabel's, and this site trusts no module of that name")
+    if isinstance(labels := table.get("labels"), Mapping) and labels.keys() & {"file", "sha256"}:
+        raise BadInput("labels.file is for simulations: a site adds its own labels, and opens no file that others name")
     return read(table)
 
 
 # Images
 
 
-def site_world(site: SiteConfig, experiment: Experiment, terms: Terms) -> World:
-    """Return the world as a site knows it: its own images, and nobody else's."""
-    splits, notes = images(Path(site.data), site.kind, experiment, terms, site.unreadable)
+def site_world(site: SiteConfig, experiment: Experiment, terms: Terms, run: str = "") -> World:
+    """Return the world as a site knows it: its own images, with the labels that a run uses, and nobody else's."""
+    table = site_labels.table_for(site, run)
+    splits, notes = images(Path(site.data), site.kind, experiment, terms, site.unreadable, table is not None)
     labels = splits["train"].labels.numpy()
     own = Holding(np.flatnonzero(labels >= 0), np.flatnonzero(labels < 0))
+    if table is not None:
+        added = site_labels.added_to(splits["train"], site, terms, table)
+        own, notes = with_labels(own, added.images), (*notes, *added.notes)
+        whole = torch.from_numpy(overlaid(labels, np.stack([added.images, added.labels])))
+        splits = {**splits, "train": replace(splits["train"], labels=whole)}
     others = (Holding(nothing(), nothing()),) * site.client
     found = world(experiment, terms, splits, Partition((*others, own), nothing()))
     return replace(found, dataset=replace(found.dataset, notes=notes))
@@ -269,7 +283,7 @@ def testable(world: World, least: int) -> int:
 
 
 def images(
-    path: Path, kind: str, experiment: Experiment, terms: Terms, unreadable: str = "fatal"
+    path: Path, kind: str, experiment: Experiment, terms: Terms, unreadable: str = "fatal", named: bool = False
 ) -> tuple[dict[str, datasets.Split], tuple[str, ...]]:
     """Read images from this machine as the federation's terms say. Return them, and what to know about them."""
     found = datasets.load(
@@ -280,6 +294,7 @@ def images(
         classes=terms.classes,
         scale=terms.scale,
         unreadable=unreadable,
+        named=named,
     )
     splits = {
         name: replace(split, images=viewed(split.images.pixels, experiment, terms))

@@ -16,9 +16,13 @@ LEAST = 10**9  # bytes on the disk for what methods keep between rounds
 
 def checks(folder: Path, site: SiteFile) -> dict[str, Callable[[], str]]:
     """Return the checks of a site by name. Each returns a sentence, or raises an error that says what to mend."""
+    from fewlabel.deploy import site_labels
+
     trust = Path(site.trust)
+    added = {"labels": lambda: about} if (about := site_labels.sentence(folder, site.place)) else {}
     return {
         "data": lambda: check_data(site.place, trust),
+        **added,
         "disk": lambda: check_disk(Path(site.place.state)),
         "key": lambda: check_key(folder, Path(site.key)),
         "certificate": lambda: check_certificate(trust),

@@ -2,7 +2,7 @@
 
 import shutil
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ class SiteConfig:
     policy: str = ""  # file; by default policy.toml beside site.toml
     key: str = ""  # file of the key that signs the log; by default the site's own
     peers: str = ""  # file with the other members' keys, for masked sums; by default peers.json beside site.toml
+    labels: str = ""  # table of labels that people added here; by default labels.csv beside site.toml, if it is there
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,18 @@ def read(folder: Path) -> SiteFile:
         return schema.read(SiteFile, with_data(table))
     except BadInput as error:
         raise BadInput(f"{folder / FILE}: {error}") from None
+
+
+def completed(folder: Path, site: SiteFile) -> SiteConfig:
+    """Return a site's settings, with the usual places of those files that they do not name."""
+    place = site.place
+    return replace(
+        place,
+        policy=place.policy or str(folder / "policy.toml"),
+        key=place.key or site.key,
+        peers=place.peers or str(folder / "peers.json"),
+        labels=place.labels or str(folder / "labels.csv"),
+    )
 
 
 def with_data(table: dict[str, Any]) -> dict[str, Any]:

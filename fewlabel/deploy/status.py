@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fewlabel.deploy import keys, members, processes, superlink, waiting
+from fewlabel.deploy import keys, members, processes, superlink, waiting, wishes
 from fewlabel.deploy.submit import RUNS, last_round
 from fewlabel.engine import record
 
@@ -16,10 +16,13 @@ def status(folder: Path) -> dict[str, Any]:
     if process is not None:
         known, listed = superlink.nodes(folder), superlink.flwr(folder, "list")["runs"]
         states = {run["run-id"]: run["status"].removeprefix("finished:") for run in listed}
+    labels, images = wishes.read(folder), members.reported(folder)
     sites = [
         {"client": member.client, "name": member.name}
         | (known[member.key].state() if member.key in known else {"state": "enrolled"})
         | {"key": keys.fingerprint(member.key), "node": member.node}
+        | {"labels": labels.reported.get(str(member.client)), "images": images.get(str(member.client))}
+        | {"wanted": labels.wanted.get(str(member.client), 0)}
         for member in members.members(folder)
     ]
     submitted = sorted((folder / RUNS).glob("*"), key=lambda path: path.stat().st_mtime)

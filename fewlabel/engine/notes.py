@@ -18,7 +18,8 @@ MOST_NAMES = 6  # classes to name in a sentence
 def notes_of(world: World) -> dict[str, Any]:
     """Return the notes on a run that is laid out."""
     labels = count_labels(world)
-    sentences = [*world.dataset.notes, *about_labels(world, labels), *about_classes(world, labels["per_class"])]
+    sentences = [*world.dataset.notes, *world.partition.notes, *about_labels(world, labels)]
+    sentences += about_classes(world, labels["per_class"])
     sentences += about_attack(world.experiment)
     return {"labels": labels, "sentences": sentences}
 
@@ -52,6 +53,8 @@ def about_labels(world: World, labels: dict[str, Any]) -> Iterator[str]:
     whole = images == labels["labeled"]
     sentence = f"Labels: {' and '.join(who)}, "
     sentence += f"all {images:,} images" if whole else f"{labels['labeled']:,} of {images:,} images"
+    if added := world.partition.added.shape[1]:
+        sentence += f", {added:,} of them by labels.file"
     if labels["unknown"]:
         sentence += f"; {counted(labels['unknown'], 'image')} came without one"
     if labels["hidden"]:

@@ -100,12 +100,12 @@ class World:
 
     @cached_property
     def known_labels(self) -> Tensor:
-        """The training labels that sites have. Some of them are wrong, if the experiment asks for it."""
+        """The training labels that sites have. Some are wrong, if the experiment asks for it; some may be added."""
         labels = self.dataset.splits["train"].labels
-        if not self.partition.noise.size:
-            return labels
-        images, wrong = torch.from_numpy(self.partition.noise)
-        return labels.index_copy(0, images, wrong)
+        for changed in (self.partition.noise, self.partition.added):
+            if changed.size:
+                labels = labels.index_copy(0, *torch.from_numpy(changed))
+        return labels
 
     def flips(self, client: int) -> bool:
         """Return True if a client of a simulation trains on wrong labels: the last class for the first, and so on."""
@@ -197,7 +197,8 @@ def dataset_of(experiment: Experiment, fresh: bool = False) -> datasets.Dataset:
     wanted = {f.name: getattr(experiment.data, f.name) for f in fields(experiment.data)}
     if experiment.clients.column and experiment.data.name in TABLES:  # any column of the table may name the clients
         wanted["columns"] = {**experiment.data.columns, "client": experiment.clients.column}
-    dataset = datasets.load(**wanted | {"image_size": image_size(experiment), "fresh": fresh})
+    named = experiment.labels.file is not None
+    dataset = datasets.load(**wanted | {"image_size": image_size(experiment), "fresh": fresh, "named": named})
     splits = {
         name: replace(split, images=normalised(experiment, split.images)) for name, split in dataset.splits.items()
     }

@@ -9,6 +9,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from fewlabel.data.added import overlaid
 from fewlabel.data.labels import Index, known
 from fewlabel.data.partition import Partition
 from fewlabel.report.bars import MOST_CLASSES, class_parts
@@ -55,6 +56,7 @@ def bars(
     def count(index: Index) -> np.ndarray:
         return np.bincount(known(labels, index), minlength=len(classes))
 
+    labels = overlaid(labels, partition.added)
     for client in partition.clients:
         holding = partition.shares[client]
         holder = "" if holders is None else f": {holders[holding.images[0]]}"

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
 from fewlabel.core.errors import BadInput
-from fewlabel.deploy import keys, members, processes, submit, superlink
+from fewlabel.deploy import keys, members, processes, submit, superlink, wishes
 from fewlabel.deploy.run_plan import prepare
 from fewlabel.deploy.site import load_terms
 from fewlabel.experiment import load
@@ -31,7 +31,8 @@ from tests.flower_processes import free_ports, until
 from tests.hosts import Host, hosts, permitted
 
 COMMANDS = [
-    f"federation {name}" for name in ("init", "enrol", "remove", "serve", "run", "attach", "cancel", "status", "stop")
+    f"federation {name}"
+    for name in ("init", "enrol", "remove", "ask", "serve", "run", "attach", "cancel", "status", "stop")
 ]
 COMMANDS += [f"site {name}" for name in ("init", "check", "join", "leave")]
 TERMS = {"classes": ["cat", "dog"], "channels": 1, "image_size": 16, "mean": [0.5], "std": [0.25]}
@@ -122,6 +123,14 @@ def test_a_site_is_enrolled_once_and_shown(lungs: Path, fewlabel: Command, tmp_p
     assert told.out == "'lungs' at 10.0.0.5:9443: not served\nclient 2 'north': enrolled\n"
     whole = json.loads(fewlabel("federation", "status", "lungs", "--format", "json").out)
     assert [(site["client"], site["key"]) for site in whole["sites"]] == [(2, key)]
+    wishes.change(lungs, reported={2: 1200})
+    asked = fewlabel("federation", "ask", "lungs", "north", "--labels", "40")
+    assert (asked.code, asked.out) == (0, "'north' is asked for 40 more labels, from its next run on\n")
+    told = fewlabel("federation", "status", "lungs").out
+    assert "client 2 'north': enrolled; 1,200 labels in its last run, asked for 40 more\n" in told
+    assert fewlabel("federation", "ask", "lungs", "2", "--labels", "0").out.startswith("'north' is no longer asked")
+    assert "asked for" not in fewlabel("federation", "status", "lungs").out
+    assert "'south' is no member: there is 2 'north'" in fewlabel("federation", "ask", "lungs", "south").err
 
 
 def test_a_removed_site_is_no_member_and_its_key_never_again_one(

@@ -8,6 +8,7 @@ import io
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from fewlabel.data.own.listing import (
     Listing,
     classes_of,
     folder_names,
+    last_answers,
     read_classes,
     refuse_loose,
     refuse_repeated,
@@ -202,6 +204,8 @@ def list_table(path: Path, kind: str, columns: Mapping[str, str], by: str) -> Li
         if found["label"].lower() in UNLABELED:
             found["label"] = ""
         items.append(Item(file_of(path.parent, name, kind), name, split=SPLITS.get(split, ""), **found))
+    if {"who", "when"} <= set(lower):  # people's answers, as `fewlabel label` writes them
+        items = answered(items, [row[lower.index("who")].strip() for _, row in rows])
     unsplit = [item.name for item in items if not item.split]
     if unsplit and len(unsplit) < len(items):
         raise BadInput(
@@ -214,6 +218,13 @@ def list_table(path: Path, kind: str, columns: Mapping[str, str], by: str) -> Li
         )
     classes = classes_of(items, read_classes(path.parent), path.parent / CLASSES)
     return Listing(kind, path, tuple(items), classes, columns=columns)
+
+
+def answered(items: Sequence[Item], who: Sequence[str]) -> list[Item]:
+    """Return an item for each different label that people gave an image in the end, or one without a label."""
+    given = [(item.name, person, item.label) for item, person in zip(items, who, strict=True)]
+    about, labels = {item.name: item for item in items}, last_answers(given)
+    return [replace(about[name], label=label) for name, some in labels.items() for label in some or [""]]
 
 
 def rows_of(path: Path) -> list[tuple[int, list[str]]]:

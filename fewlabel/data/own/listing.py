@@ -77,6 +77,17 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
+def last_answers(given: Iterable[tuple[str, str, str]]) -> dict[str, list[str]]:
+    """Return the different labels of each image, from rows of image, person and label: each person's last one counts.
+
+    An image without any label has an empty list.
+    """
+    last: dict[str, dict[str, str]] = {}
+    for image, who, label in given:
+        last.setdefault(image, {})[who] = label
+    return {image: list(dict.fromkeys(filter(None, each.values()))) for image, each in last.items()}
+
+
 def classes_of(items: Iterable[Item], named: tuple[str, ...], where: Path) -> tuple[str, ...]:
     """Return the classes: in the order of `named`, or else by number if all are numbers, or else by name."""
     labels = {item.label for item in items} - {""}

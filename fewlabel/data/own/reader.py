@@ -1,6 +1,7 @@
 """Read your own images as a data set: labels become numbers, and what would spoil a run is refused."""
 
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -79,6 +80,7 @@ def read_parts(
             groups=group[rows[there]],
             clients=clients if clients.astype(bool).any() else None,
             scale=scale,
+            names=np.array([item.name if listing.kind == "npz" else os.path.abspath(item.file) for item in some]),
         )
     return parts, tuple(notes)
 
