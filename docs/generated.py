@@ -55,6 +55,14 @@ def methods() -> str:
     )
 
 
+def all_leaves() -> str:
+    """Return what leaves a site with each method, in the method's words. Methods that say the same share a line."""
+    found: dict[str, list[str]] = {}
+    for name, method in METHODS.items():
+        found.setdefault(described.leaves(method), []).append(f"`{name}`")
+    return table(["method", "what leaves a site"], ([", ".join(names), said] for said, names in found.items()))
+
+
 def leaves(method: str) -> str:
     """Return what leaves a site: in the method's words, and by the annotations of its tasks."""
     found, chosen = tasks(type(METHODS[method])), described.leaves(METHODS[method])
@@ -173,7 +181,7 @@ def reason() -> str:
     return bloodcells.reason()
 
 
-FUNCTIONS = (settings, names, methods, leaves, idea, differs, cli, python, blood_cells, reason)
+FUNCTIONS = (settings, names, methods, all_leaves, leaves, idea, differs, cli, python, blood_cells, reason)
 PARTS = {part.__name__: part for part in FUNCTIONS}
 
 
