@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fewlabel.engine.record import FEW
-from fewlabel.report.findings import findings, guesses, odd_updates
+from fewlabel.report.findings import findings, guesses, in_last_round, odd_updates
 from fewlabel.report.groups import EVERY_LABEL, Group
 from fewlabel.report.intervals import Difference, Interval, in_words
 from fewlabel.report.result_tables import about_unequal_work
@@ -210,7 +210,8 @@ def about_guessing(group: Group) -> Iterator[str]:
     """Say which rows guess and, as far as it is known, why and what mends it."""
     for row in [row for row in group.rows if row.guessing][:MOST_NAMES]:
         run = next(run for run in row.results if run.seed in row.guessing)
-        found = [finding for finding in findings(run.experiment, run.rounds) if finding.kind == "one-class"]
+        each = (*in_last_round(run.experiment, run.rounds), *findings(run.experiment, run.rounds))
+        found = [finding for finding in each if finding.kind == "one-class"]  # of the last round, if it is still so
         of = f" Seed {run.seed}:" if len(row.seeds) > 1 else ""  # the numbers of a cause are those of one run
         why = f"{of} {found[0].why} {found[0].mend}" if found else ""
         yield f"{label_in(group, row)} {row.guesses}: {guess_in_words(row)}.{why}"
