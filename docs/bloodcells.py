@@ -78,7 +78,8 @@ def verdict() -> str:
     if above:
         return f"{above[0].name} reaches {above[0].mean:.0f} %."
     return (
-        f"None of the published systems measured so far is above that: {best.name}, the nearest, has {best.mean:.0f} %."
+        f"None of the published systems measured so far is above that: {best.name}, the nearest over {seeds(best)}, "
+        f"has {best.mean:.0f} %."
     )
 
 

@@ -133,7 +133,9 @@ def test_what_is_said_of_blood_cells_follows_from_the_numbers(monkeypatch, tmp_p
     file.write_text(floor + "fedirm,fewlabel,0,79\nfedirm,fewlabel,1,80\nisofed,fewlabel,0,90\n")
     assert [bar.name for bar in bloodcells.bars()] == ["labels alone, as printed", "labels alone", "FedIRM", "IsoFed"]
     assert "go from 31 % to 81 %" in bloodcells.reason()
-    assert bloodcells.reason().endswith("is above that: FedIRM, the nearest, has 80 %.")  # one seed is no rank
+    assert bloodcells.reason().endswith(
+        "is above that: FedIRM, the nearest over 2 seeds, has 80 %."
+    )  # one seed is no rank
     file.write_text(floor + "tutor,fewlabel,0,85\ntutor,fewlabel,1,87\n")
     assert bloodcells.reason().endswith("Tutor (our own) reaches 86 %.")
 

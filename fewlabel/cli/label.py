@@ -37,7 +37,7 @@ def label(
             "--strategy",
             metavar="NAME",
             click_type=Choices(list(STRATEGIES)),
-            help="random, least-certain, margin, k-center or uncertain-diverse, the default.",
+            help="random, least-certain, margin, k-center or uncertain-diverse, the default; without --run, random.",
         ),
     ] = None,
     who: Annotated[str | None, Option("--who", metavar="NAME", help="Who answers; by default your user name.")] = None,

@@ -49,7 +49,6 @@ from fewlabel.learn.optim import Local, optimizer
 from fewlabel.learn.priors import adapted
 from fewlabel.learn.thresholds import predict
 
-DECAY = 0.8  # of a tutor's mean over rounds, as in the recipe
 EXAMS = 10  # of a run, about
 ENOUGH = 30  # held-out labels, before a method is given up
 LAST_RESORT = 0.75  # of the rounds; later, the mean over rounds could not forget a model that is given up
@@ -119,7 +118,7 @@ class Tutor:
         state, before = self.studied(state, fed), state
         model = corrected(fed, state.model, self.correct)
         tutors = tuple(corrected(fed, tutor, self.correct) for tutor in before.tutors)
-        decay = min(DECAY, 1 - 1 / fed.round)
+        decay = min(0.8, 1 - 1 / fed.round)  # of the mean over rounds, as in the recipe
         means = tuple(
             tree.mean([(decay, mean), (1 - decay, tutor)]) for mean, tutor in zip(before.means, tutors, strict=True)
         )
@@ -169,7 +168,7 @@ class Tutor:
         views = ("plain", *["weak"] * self.views)
         seen = [predict(site.load(tutor), site.unlabeled, view) for tutor in msg.tutors for view in views]
         label = adapted(torch.stack(seen).mean(0), self.prior_steps)[0].argmax(1)
-        everything = torch.arange(len(label))
+        everything = torch.arange(len(label), device=label.device)
         site.audit(everything, label)
         images, model, local = site.unlabeled.with_labels(everything, label), site.load(msg.model), self.local
         batches = (batch for _ in range(self.epochs_unlabeled) for batch in images.batches("weak", local.batch_size))

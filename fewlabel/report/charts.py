@@ -32,7 +32,7 @@ class Line:
     spread: Mapping[int, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        spread = [rounded(self.spread.get(at)) for at in self.points] if self.spread else []
+        spread = [rounded(self.spread.get(at), 4) for at in self.points] if self.spread else []
         found = {"name": self.name, "x": list(self.points), "y": [rounded(y, 4) for y in self.points.values()]}
         return found | {"color": self.color, "dash": self.dash, "spread": spread}
 
@@ -134,9 +134,10 @@ class Intervals:
     lines: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
+        # With one digit, as in tables: rounded twice, 13.346 would be 13.4 in the browser.
         marks = [
-            {"name": m.name, "value": rounded(m.value), "interval": m.interval and [*map(rounded, m.interval)]}
-            | {"color": m.color}
+            {"name": m.name, "value": rounded(m.value, 1), "color": m.color}
+            | {"interval": m.interval and [rounded(end, 1) for end in m.interval]}
             for m in self.marks
         ]
         lines = {name: rounded(value) for name, value in self.lines.items()}

@@ -130,7 +130,7 @@ def cause(experiment: Experiment, lines: Sequence[Line]) -> tuple[str, str]:
     line, rounds = lines[-1], warmup(experiment)
     auc = line["test"].get("auc")
     rate = getattr(getattr(experiment.method, "local", None), "lr", None)
-    now = "" if rate is None else f" = {rate:g}"
+    now = "" if rate is None else f" (now {rate:g})"
     if auc == 0.5:
         return "It gives all images the same scores, so its training has diverged.", f"Lower method.local.lr{now}."
     if any(each.get("images_unlabeled") for each in lines):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
-DRAWS, SEED = 10_000, 24
+DRAWS = 10_000
 TAILS = (2.5, 97.5)  # percentiles between which 95 % of the draws are
 NONE_SEEN = 3.0  # if none of n images is wrong, up to 3 / n of all may be, with 95 % confidence
 ENOUGH = 5  # seeds to tell how much other seeds would differ
@@ -78,8 +78,10 @@ def draws(right: tuple[int, ...], wrong: tuple[int, ...], stream: int) -> "dict[
     """Draw from the images of each class that are right, and from those that are wrong."""
     import numpy as np
 
+    from fewlabel.core.rng import Rng
+
     cells = np.array([*right, *wrong], dtype=float)
-    rng = np.random.default_rng([SEED, 1 + stream])
+    rng = Rng("bootstrap", stream).numpy
     found, missed = np.split(rng.multinomial(int(cells.sum()), cells / cells.sum(), DRAWS).astype(float), 2, axis=1)
     images = found + missed
     recalls = np.divide(found, images, out=np.full_like(found, np.nan), where=images > 0)  # a class may not be drawn
@@ -93,7 +95,9 @@ def drawn(confusions: Sequence[Confusion], metric: str, stream: int) -> "Array":
     """
     import numpy as np
 
-    number, rng = len(confusions), np.random.default_rng(SEED)
+    from fewlabel.core.rng import Rng
+
+    number, rng = len(confusions), Rng("bootstrap").numpy
     times = rng.multinomial(number, [1 / number] * number, DRAWS)  # how often each seed is drawn
     one = rng.integers(number, size=DRAWS)  # the seed whose images are drawn
     exact = np.array([measured(counts)[metric] for counts in confusions])

@@ -49,8 +49,10 @@
       } else low = 0;
       const edge = .04 * (high - low || 1);
       const chosen = chart.chosen === null ? [] : [chart.chosen];
+      const numbers = chart.lines.flatMap(line => line.x), few = Math.max(...numbers) - Math.min(...numbers) <= 8;
+      const whole = few ? { dtick: 1 } : {};  // of few rounds, plotly would mark halves, too
       return { data, height: 300, layout: { hovermode: "x unified",
-        xaxis: { title: { text: "round" }, tickformat: "d", hoverformat: "d", unifiedhovertitle: { text: "round %{x}" } },
+        xaxis: { title: { text: "round" }, tickformat: "d", ...whole, hoverformat: "d", unifiedhovertitle: { text: "round %{x}" } },
         yaxis: { title: { text: text(chart.ylabel) }, range: [low - (chart.percent ? edge : 0), high + edge] },
         shapes: chosen.map(x => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { color: GREY, width: 1 } })),
         annotations: chosen.map(x => ({ x, y: 1, yref: "paper", text: "chosen on validation", showarrow: false,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fewlabel.engine.record import FEW
-from fewlabel.report.findings import findings, guesses, odd_updates
+from fewlabel.report.findings import findings, guesses, in_last_round, odd_updates
 from fewlabel.report.groups import EVERY_LABEL, Group
 from fewlabel.report.intervals import Difference, Interval, in_words
 from fewlabel.report.result_tables import about_unequal_work
@@ -163,7 +163,7 @@ def about_group(group: Group) -> Iterator[str]:
     yield from about_unequal_work([group])
     if best:
         yield from hardest(best, label_in(group, best))
-        yield from about_labels(best.results[0])
+        yield from about_labels(best.results)
         yield from about_pseudo_labels(best, label_in(group, best))
     yield about_certainty(group.rows)
 
@@ -176,8 +176,11 @@ def about_bounds(group: Group, best: Row | None) -> Iterator[str]:
         return
     text = f"Labels alone reach {percent(low)} %{bracketed(floor)}, all labels {percent(high)} %{bracketed(ceiling)}."
     value, gap = mean_of(best), high - low
-    found = ceiling.above(floor)
-    if found and found.chance:
+    found, over = ceiling.above(floor), best.above(ceiling) if best else None
+    if best and over and is_clear(over):
+        text += f" {label_in(group, best)} is {points(over.mean)} above all labels, so they are no ceiling here: "
+        text += "they may need more rounds."
+    elif found and found.chance:
         text += " The gap between them lies within its interval, so there is hardly anything to gain."
     elif best and value is not None and value > low and gap > 0:
         closed = (value - low) / gap
@@ -207,9 +210,11 @@ def about_guessing(group: Group) -> Iterator[str]:
     """Say which rows guess and, as far as it is known, why and what mends it."""
     for row in [row for row in group.rows if row.guessing][:MOST_NAMES]:
         run = next(run for run in row.results if run.seed in row.guessing)
-        found = [finding for finding in findings(run.experiment, run.rounds) if finding.kind == "one-class"]
-        why = f" {found[0].why} {found[0].mend}" if found else ""
-        yield f"{label_in(group, row)} guesses: {guess_in_words(row)}.{why}"
+        each = (*in_last_round(run.experiment, run.rounds), *findings(run.experiment, run.rounds))
+        found = [finding for finding in each if finding.kind == "one-class"]  # of the last round, if it is still so
+        of = f" Seed {run.seed}:" if len(row.seeds) > 1 else ""  # the numbers of a cause are those of one run
+        why = f"{of} {found[0].why} {found[0].mend}" if found else ""
+        yield f"{label_in(group, row)} {row.guesses}: {guess_in_words(row)}.{why}"
 
 
 def about_certainty(rows: Sequence[Row]) -> str:
@@ -240,7 +245,7 @@ def about_run(run: Run) -> Iterator[str]:
                 f"Validation chose round {chosen['round']}, which has {percent(then)} % on test; the last round has "
                 f"{percent(now)} %."
             )
-    yield from about_labels(run)
+    yield from about_labels([run])
     yield from about_pseudo_labels(row, "")
     for finding in findings(run.experiment, run.rounds):
         if finding.kind == "one-class":
@@ -293,25 +298,25 @@ def unfound(rows: Sequence[Row]) -> str:
     if len(missing) > MOST_NAMES:
         names.append(f"{number(len(missing) - MOST_NAMES)} more")
     what = f"{who} class{'es' * (len(missing) > 1)} {listed(names)}"
-    return f"{what}{why_unfound(rows[0].results[0], missing)}."
+    return f"{what}{why_unfound(rows[0].results, missing)}."
 
 
-def why_unfound(run: Run, classes: Sequence[int]) -> str:
-    """Say how many labels there are of these classes, if they are few. Nothing if that is unknown or not the cause."""
-    labels = run.notes.get("labels", {})
-    counts = labels.get("per_class")
-    if not counts:
+def why_unfound(runs: Sequence[Run], classes: Sequence[int]) -> str:
+    """Say how many labels there are of these classes, if they are few in every seed. Nothing if that is unknown."""
+    each_seed = [run.notes.get("labels", {}) for run in runs]
+    labels, seeds = each_seed[0], [labels.get("per_class") for labels in each_seed]
+    if not all(seeds):
         return ""
-    few = max(FEW, sum(counts) / len(counts) / SCARCE)
-    found = [counts[n] for n in classes]
-    if any(count >= few for count in found):
+    if any(counts[n] >= max(FEW, sum(counts) / len(counts) / SCARCE) for counts in seeds for n in classes):
         return ""
+    found = [max(counts[n] for counts in seeds) for n in classes]
     holders, server = labels["labeled_clients"], labels["at_server"]
     who = "labels have" if holders and server else "the server has" if server else "the labeled client has"
     who = "the labeled clients have" if holders > 1 and not server else who
     if not any(found):
         return f": {who} none of them"
-    each = number(found[0]) if len(found) == 1 else "at most " + number(max(found))
+    alike = len(found) == 1 and len({counts[classes[0]] for counts in seeds}) == 1
+    each = number(found[0]) if alike else "at most " + number(max(found))
     return f": {who} {each} of {'them' if len(found) == 1 else 'each'}"
 
 
@@ -334,15 +339,17 @@ def hardest(row: Row, label: str = "") -> Iterator[str]:
     yield f"{text}."
 
 
-def about_labels(run: Run) -> Iterator[str]:
-    """Say who has labels, and of how many images."""
-    labels = run.notes.get("labels")
+def about_labels(runs: Sequence[Run]) -> Iterator[str]:
+    """Say who has labels, and of how many images, from the seed with the fewest to that with the most."""
+    labels = runs[0].notes.get("labels")
     if labels:
+        seeds = sorted({run.notes["labels"]["labeled"] for run in runs if run.notes.get("labels")})
+        count = f"{seeds[0]:,}" if len(seeds) == 1 else f"{seeds[0]:,} to {seeds[-1]:,}"
         all_images = labels["labeled"] + labels["hidden"] + labels["unknown"]
         who = f"{labels['labeled_clients']} of {labels['clients']} clients" if labels["labeled_clients"] else ""
         who = " and ".join(filter(None, ["the server" if labels["at_server"] else "", who]))
         verb = "has" if who.startswith("1 of") or who == "the server" else "have"
-        yield f"{who[:1].upper()}{who[1:]} {verb} labels: {labels['labeled']:,} of {all_images:,} images."
+        yield f"{who[:1].upper()}{who[1:]} {verb} labels: {count} of {all_images:,} images."
 
 
 def about_pseudo_labels(row: Row, label: str) -> Iterator[str]:

@@ -380,6 +380,7 @@ def test_a_measurement_is_one_json_document_whatever_it_prints(
     fewlabel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()  # other projects install a package of that name
     (tmp_path / "benchmarks" / "tiny.py").write_text(
         '"""How fast nothing is."""\ndef main():\n    print(1)\n    return {"s": 0}'
     )

@@ -63,7 +63,7 @@ def test_a_model_that_knew_more_before_was_misled() -> None:
     finding = found(of(rounds=8, train=Train(warmup=0.25)), *lines)
     assert finding.round == 3
     assert finding.why == "Unlabeled images misled it: its balanced accuracy was 40.0 % in round 2."
-    assert finding.mend == "Raise train.warmup, or lower method.local.lr = 0.03."
+    assert finding.mend == "Raise train.warmup, or lower method.local.lr (now 0.03)."
 
 
 def test_equal_scores_for_all_images_are_a_rate_that_is_too_large() -> None:
@@ -71,7 +71,7 @@ def test_equal_scores_for_all_images_are_a_rate_that_is_too_large() -> None:
     finding = found(of("labels-only", rounds=100), line(1, ONE_CLASS, 0.5), line(2, ONE_CLASS, 0.5))
     assert finding.round == 2
     assert finding.why == "It gives all images the same scores, so its training has diverged."
-    assert finding.mend.startswith("Lower method.local.lr = ")
+    assert finding.mend.startswith("Lower method.local.lr (now ")
 
 
 def test_labels_alone_get_a_tenth_of_the_rounds_to_begin() -> None:
@@ -79,9 +79,9 @@ def test_labels_alone_get_a_tenth_of_the_rounds_to_begin() -> None:
     finding = found(of("labels-only", rounds=100), *lines)
     assert finding.round == 11
     assert finding.why == "It has begun to tell classes apart (AUC 70.0 %), but one class outweighs the others."
-    assert finding.mend.startswith("Set train.balance=logit-adjusted, or raise rounds or method.local.lr = ")
+    assert finding.mend.startswith("Set train.balance=logit-adjusted, or raise rounds or method.local.lr (now ")
     even = found(of("labels-only", rounds=100, train=Train(balance="logit-adjusted")), *lines)
-    assert even.mend.startswith("Raise rounds or method.local.lr = ")
+    assert even.mend.startswith("Raise rounds or method.local.lr (now ")
     assert found(of("labels-only"), line(1, ONE_CLASS, 0.51), line(2, ONE_CLASS, 0.51)).why == (
         "It has learned nothing from the labels yet."
     )

@@ -125,9 +125,13 @@ def test_the_gap_to_all_labels_is_told_if_there_is_one(made: Made) -> None:
     bounds = told(floor, best, made("all-labels", counts(90, 90, 90))).findings[1]
     assert re.match(r"Labels alone reach 50.0 % \(44\.\d–55\.\d\), all labels 90.0 % \(86\.\d–93\.\d\)\. ", bounds)
     assert bounds.endswith("cbafed closes 75 % of the gap.")
-    assert "closes all of the gap" in told(floor, best, made("all-labels", counts(75, 75, 75))).findings[1]
-    none = told(floor, best, made("all-labels", counts(51, 51, 51))).findings[1]
+    assert "closes all of the gap" in told(floor, best, made("all-labels", counts(79, 79, 79))).findings[1]
+    none = told(floor, made("cbafed", counts(52, 52, 52)), made("all-labels", counts(51, 51, 51))).findings[1]
     assert none.endswith("The gap between them lies within its interval, so there is hardly anything to gain.")
+    over = told(floor, best, made("all-labels", counts(51, 51, 51))).findings[1]
+    assert over.endswith(
+        "cbafed is 29 points above all labels, so they are no ceiling here: they may need more rounds."
+    )
 
 
 def test_without_labels_alone_the_best_is_told_alone(made: Made) -> None:
@@ -168,6 +172,28 @@ def test_a_class_is_not_found_for_want_of_labels_only_if_there_are_few(
     story = story_of_run(made("cbafed", counts(90, 90, 9), labels, **about))
     assert story.headline.endswith(f"test images. It does not find class 2{why}.")
     assert "It does not find" not in story_of_run(made("cbafed", counts(90, 90, 10), labels, **about)).headline
+
+
+def test_labels_are_told_of_all_seeds_not_only_of_the_first(made: Made) -> None:
+    """In seed 1, class 2 has three labels, and then 30, which are not few."""
+    none, three, many = ([40, 57, 0], [40, 57, 3], [40, 57, 30])
+
+    def two(first: list[int], second: list[int]) -> Story:
+        confusion = counts(90, 90, 9)
+        return told(*(made("cbafed", confusion, labels, seed=n) for n, labels in enumerate([first, second])))
+
+    assert two(none, three).headline.endswith("class 2: the labeled client has at most three of them.")
+    assert two(three, three).headline.endswith("class 2: the labeled client has three of them.")
+    assert two(none, many).headline.endswith("It does not find class 2.")
+    assert any("labels: 97 to 100 of " in finding for finding in two(none, three).findings)
+
+
+def test_what_guesses_in_one_seed_is_told_with_that_seed(made: Made) -> None:
+    rows = [made("rscfed", counts(*recalls), seed=n) for n, recalls in enumerate([(80, 80, 80), (100, 0, 0)])]
+    good = [made("fedirm", counts(80, 80, 80), seed=n) for n in (0, 1)]
+    (found,) = (finding for finding in told(*rows, *good).findings if finding.startswith("rscfed guesses"))
+    assert found.startswith("rscfed guesses in 1 of 2 seeds: 56.7 % balanced accuracy, and one class for all images")
+    assert " Seed 1: " in found
 
 
 def test_several_classes_that_nobody_finds_are_named_together(made: Made) -> None:
