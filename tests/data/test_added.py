@@ -21,7 +21,7 @@ from fewlabel.engine.run import execute, prepare
 from fewlabel.engine.serial import Serial
 from fewlabel.engine.sweep import place
 from fewlabel.engine.world import World, dataset_of
-from fewlabel.experiment import dumps, load, read
+from fewlabel.experiment import Experiment, dumps, load, read
 from tests.conftest import SMALL
 
 HEAD = "path,label,who,when,seconds,note\n"

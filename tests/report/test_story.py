@@ -206,7 +206,7 @@ def test_several_classes_that_nobody_finds_are_named_together(made: Made) -> Non
 def test_a_single_run_is_told_with_its_interval_and_test_images(made: Made) -> None:
     more = {"pseudo_labels": {"coverage": 0.5, "precision": 0.875}}
     story = story_of_run(made("cbafed", counts(80, 80, 60), more=more))
-    assert story.headline == "cbafed: 73.3 % balanced accuracy (68.3–78.0) on 300 test images."
+    assert story.headline == "cbafed: 73.3 % balanced accuracy (68.4–78.1) on 300 test images."
     assert story.findings == (
         "It finds 60.0 % of class 2, the fewest of all classes, and takes 40.0 % of it for 0.",
         "It gives 50.0 % of the unlabeled images a pseudo-label, and 87.5 % of these are right.",
