@@ -113,12 +113,17 @@ def lead_of(group: Group) -> str:
         return lead_without_best(group)
     name, value, least = label_in(group, best), mean_of(best), mean_of(floor)
     lead = f"{name}: {percent(value)} % {NAME}"
-    others = len(group.candidates) - 1
+    others = [row for row in group.candidates if row is not best and mean_of(row) is not None]
     if value is None or least is None:
-        return f"{lead}{', the best of ' + number(others + 1) + ' methods' if others else ''}."
+        equal = [label_in(group, row) for row in others if mean_of(row) == value]
+        like = f", as good as {listed(equal)}" if equal else ""
+        return f"{lead}{', the best of ' + number(len(others) + 1) + ' methods' + like if others else ''}."
     found = above_floor(group, best)
-    gain = value - least
+    gain = found.mean if found else value - least  # in the seeds that both have
     if found is not None and found.chance:
+        clear = [row for row in others if not row.guessing and is_clear(above_floor(group, row))]
+        if clear:  # a method whose seeds agree more than those of the best one
+            return f"{lead_above(group, clear)} {name} has {percent(value)} %, but that difference may be chance."
         who = f"No method is clearly better than labels alone: {name}"
         who = who if others else f"{name} is not clearly better than labels alone: it"
         return f"{who} has {percent(value)} % {NAME}, labels alone {percent(least)} %."
@@ -126,6 +131,14 @@ def lead_of(group: Group) -> str:
         return f"{lead}, {points(gain)} above labels alone."
     who = f"No method reaches labels alone ({percent(least)} % {NAME}): the best, {name}, is {points(gain)} below."
     return who if others else f"{lead}, {points(gain)} below labels alone."
+
+
+def lead_above(group: Group, rows: Sequence[Row]) -> str:
+    """Say how far the best of these rows is above labels alone."""
+    best = max(rows, key=lambda row: mean_of(row) or 0.0)
+    found = above_floor(group, best)
+    assert found is not None
+    return f"{label_in(group, best)}: {percent(mean_of(best))} % {NAME}, {points(found.mean)} above labels alone."
 
 
 def lead_without_best(group: Group) -> str:
