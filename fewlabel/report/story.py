@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fewlabel.engine.record import FEW
 from fewlabel.report.findings import findings, guesses, odd_updates
 from fewlabel.report.groups import EVERY_LABEL, Group
-from fewlabel.report.intervals import Difference, Interval, in_words
+from fewlabel.report.intervals import ENOUGH, Difference, Interval, in_words
 from fewlabel.report.result_tables import about_unequal_work
 from fewlabel.report.runs import CEILING, FLOOR, Row, Run
 from fewlabel.report.tables import percent
@@ -166,9 +166,8 @@ def about_group(group: Group) -> Iterator[str]:
     if best and found:
         way = "above" if found.mean >= 0 else "below"
         lies = "The difference lies within its interval, so it may be chance"
-        if not found.chance:  # of one seed, nothing is known about others
-            lies = "The difference is hardly chance"
-            lies = lies if len(best.seeds) > 1 else "The choice of test images hardly explains the difference"
+        if not found.chance:
+            lies = hardly_chance(found.seeds)
         yield f"{label_in(group, best)} is {points(found.mean)} {way} labels alone. {lies} ({signed(found.interval)})."
     yield from about_bounds(group, best)
     yield from about_others(group, best)
@@ -179,6 +178,14 @@ def about_group(group: Group) -> Iterator[str]:
         yield from about_labels(best.results[0])
         yield from about_pseudo_labels(best, label_in(group, best))
     yield about_certainty(group.rows)
+
+
+def hardly_chance(seeds: int) -> str:
+    """Say what a difference outside its interval means. Few seeds tell little about others, and one tells nothing."""
+    if seeds == 1:
+        return "The choice of test images hardly explains the difference"
+    more = f", though {number(seeds)} seeds tell little about others" if seeds < ENOUGH else ""
+    return f"The difference is hardly chance{more}"
 
 
 def about_bounds(group: Group, best: Row | None) -> Iterator[str]:

@@ -254,7 +254,15 @@ def test_several_seeds_are_told_by_their_mean(made: Made) -> None:
     methods = [made("cbafed", counts(n, n, n), seed=seed) for seed, n in ((0, 70), (1, 90))]
     story = told(*floors, *methods)
     assert story.headline == "cbafed: 80.0 % balanced accuracy, 30 points above labels alone."
-    assert story.findings[0].startswith("cbafed is 30 points above labels alone. The difference is hardly chance (+")
+    assert story.findings[0].startswith(
+        "cbafed is 30 points above labels alone. The difference is hardly chance, though two seeds tell little about "
+        "others (+"
+    )
+    alone = told(floors[0], *methods)  # labels alone have one seed, so both are compared in one
+    assert "The choice of test images hardly explains the difference" in alone.findings[0]
+    more = [made("labels-only", counts(50, 50, 50), seed=seed) for seed in (2, 3, 4)]
+    more += [made("cbafed", counts(80, 80, 80), seed=seed) for seed in (2, 3, 4)]
+    assert "The difference is hardly chance (+" in told(*floors, *methods, *more).findings[0]
     assert story.findings[-1].startswith("300 test images and two seeds. By chance alone,")
 
 
