@@ -3,11 +3,13 @@
 The order `hidden` trains like `client`, and keeps the weights in the site's folder. What else the task uploads leaves
 as it is. The orders of `STEPS` then play the protocol of `masking`. Each is carried out once for a sum. For one call of
 a task in a run, a site signs one group of sites: the difference of two sums over other groups would be one site's
-weights.
+weights. All sites of a sum must have trained from the same model with the same settings: others could be made to send
+what the server knows already, so that the sum shows one site (Pasquini et al., CCS 2022).
 """
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from fewlabel.deploy.policy import Policy
 from fewlabel.deploy.site_folder import SiteConfig
 
 SESSION, WEIGHTS, SIGNED = "sum.safetensors", "sum-weights.safetensors", "sums.jsonl"
+LEAST_SHARE = 0.001  # of a sum; a site that counts less does not hide another
 STEPS = ("keys", "shares", "masked", "survivors", "opening")  # kinds of jobs, in their order
 
 
@@ -33,6 +36,7 @@ class Session:
     round: int
     task: str
     call: int
+    start: str = ""
     done: int = 0  # how many of STEPS
     own: masking.Secrets | None = None
     roster: masking.Roster | None = None
@@ -40,7 +44,15 @@ class Session:
     survivors: tuple[int, ...] = ()
 
 
-def hide(order: Order, task: Task, message: bytes, upload: bytes, folder: Path, clip: float | None) -> bytes:
+def start_of(order: Order, message: bytes, statistics: bytes | None) -> str:
+    """Identify what a site trains from: settings, terms, and what the server sent for it."""
+    given = (order.experiment.encode(), wire.pack(order.terms), message, statistics or b"")
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in given)).hexdigest()
+
+
+def hide(
+    order: Order, task: Task, message: bytes, statistics: bytes | None, upload: bytes, folder: Path, clip: float | None
+) -> bytes:
     """Keep the weights of an upload here, for the sum. Return the rest of it.
 
     A site shortens its update to `clients.clip` itself, because the server cannot see it.
@@ -57,7 +69,8 @@ def hide(order: Order, task: Task, message: bytes, upload: bytes, folder: Path, 
     except ValueError as error:
         raise Refused(f"{error}; if training has diverged, lower method.local.lr or set method.local.clip") from None
     storage.write(folder / WEIGHTS, wire.pack(Model(getattr(whole, name))))
-    save(folder, Session(order.job.round, order.job.task, order.job.call))
+    start = start_of(order, message, statistics)
+    save(folder, Session(order.job.round, order.job.task, order.job.call, start))
     return wire.pack(replace(whole, **{name: {}}), task.upload)
 
 
@@ -89,7 +102,8 @@ def keys_step(site: SiteConfig, order: Order, session: Session, message: bytes, 
     """Draw the secrets of this sum, and send the public halves."""
     peers.verifier(Path(site.peers))  # a site that knows nobody takes part in no sum
     job = order.job
-    own = masking.advertise(job.run, job.round, job.task, site.client, job.call, peers.signer(site.key))
+    signer = peers.signer(site.key)
+    own = masking.advertise(job.run, job.round, job.task, site.client, job.call, signer, session.start)
     return replace(session, own=own), own.advert
 
 
@@ -98,11 +112,19 @@ def shares_step(site: SiteConfig, order: Order, session: Session, message: bytes
     assert session.own is not None
     roster, job = wire.unpack(masking.Roster, message), order.job
     masking.check_roster(session.own, roster, job.run, job.round, job.task, peers.verifier(Path(site.peers)))
-    whole, mine = sum(roster.shares.values()), roster.shares[site.client]
-    if sum(share > 0 for share in roster.shares.values()) < FEWEST or mine > limits.largest_share * whole:
-        most = f"takes part in sums of {FEWEST} sites or more, with {limits.largest_share:g} of the weight at most"
-        raise BadInput(f"this site {most}, and it would have {mine / max(1, whole):.2g} (largest_share)")
+    check_shares(roster.shares, site.client, limits)
     return replace(session, roster=roster), Dealt(masking.deal(session.own, roster))
+
+
+def check_shares(shares: Mapping[int, int], client: int, limits: Policy) -> None:
+    """Refuse a sum that would be nearly this site's own weights, or those of two sites."""
+    whole, mine = max(1, sum(shares.values())), shares[client]
+    counted = sum(share >= LEAST_SHARE * whole for share in shares.values())
+    if counted < FEWEST:
+        raise BadInput(f"this site takes part in sums of {FEWEST} sites or more, and only {counted} count in this one")
+    if mine > limits.largest_share * whole:
+        most = f"takes part with {limits.largest_share:g} of the weight at most"
+        raise BadInput(f"this site {most}, and it would have {mine / whole:.2g} (largest_share)")
 
 
 def masked_step(site: SiteConfig, order: Order, session: Session, message: bytes, folder: Path, limits: Policy) -> Made:
@@ -122,6 +144,8 @@ def survivors_step(
     assert session.roster is not None
     survivors, shares = wire.unpack(Group, message).clients, session.roster.shares
     dealers = sorted(session.sealed)
+    masking.check_group(session.own, session.roster, survivors, dealers, "are in the sum")
+    check_shares({client: shares[client] for client in survivors}, site.client, limits)  # who dropped out hides nobody
     text = masking.agree(session.own, session.roster, dealers, survivors, peers.signer(site.key))
     group = masking.canonical([[client, shares[client]] for client in survivors])
     note_group(folder, session, hashlib.sha256(group).hexdigest())

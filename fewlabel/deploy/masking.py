@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fewlabel.core.errors import BadInput
+from fewlabel.core.fixed import WHOLE
 from fewlabel.data.settings import FEWEST
 
 PURPOSE = b"fewlabel sum 1\n"  # so that nothing else that a member's key ever signs is taken for a part of this
@@ -41,6 +42,7 @@ class Advert:
     mask_key: str  # public, for masks that are shared with another site
     share_key: str  # public, for what another site sends
     seed_hash: str  # of the seed of its own mask
+    start: str = ""  # hash of what it trained from; see `masked_site.start_of`
     signature: str = ""
 
 
@@ -107,13 +109,13 @@ def threshold(clients: int) -> int:
 # A site
 
 
-def advertise(run: str, round: int, task: str, client: int, call: int, sign: Sign) -> Secrets:
+def advertise(run: str, round: int, task: str, client: int, call: int, sign: Sign, start: str = "") -> Secrets:
     """Draw a site's secrets for one sum, and sign what the others need of them."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     mask, share, seed = X25519PrivateKey.generate(), X25519PrivateKey.generate(), secrets.token_bytes(32)
     mask_key, share_key = (key.public_key().public_bytes_raw().hex() for key in (mask, share))
-    draft = Advert(client, call, mask_key, share_key, hashlib.sha256(seed).hexdigest())
+    draft = Advert(client, call, mask_key, share_key, hashlib.sha256(seed).hexdigest(), start)
     advert = replace(draft, signature=sign(signed_part(run, round, task, draft)))
     return Secrets(client, advert, mask.private_bytes_raw().hex(), share.private_bytes_raw().hex(), seed.hex())
 
@@ -134,8 +136,12 @@ def check_roster(own: Secrets, roster: Roster, run: str, round: int, task: str, 
         raise BadInput(f"a masked sum is of {FEWEST} sites or more, and this one of {len(clients)}")
     if sorted(roster.shares) != clients or min(roster.shares.values()) < 0:
         raise BadInput("the list of sites does not say how much each of them counts")
+    if sum(roster.shares.values()) > WHOLE + len(clients):  # the largest numbers would leave the low bits to the others
+        raise BadInput(f"all sites together count more than {WHOLE}, so the sum could show one site's numbers")
     for advert in roster.adverts:
         verify(advert.client, signed_part(run, round, task, advert), advert.signature)
+    if {advert.start for advert in roster.adverts} != {own.advert.start}:
+        raise BadInput("the sites of this sum trained from different models or settings, so the sum could show one")
 
 
 def bare(advert: Advert) -> Advert:

@@ -146,7 +146,7 @@ def worked(
     if order.job.kind != "hidden" or outcome.payload is None:
         return outcome.payload
     task, clip = tasks(type(world.experiment.method))[job.task], world.experiment.clients.clip
-    return masked_site.hide(order, task, message, outcome.payload, directory, clip)
+    return masked_site.hide(order, task, message, statistics, outcome.payload, directory, clip)
 
 
 def measured(

@@ -1,5 +1,6 @@
 """The server's part in a masked sum: it carries what sites say to each other, and learns the sum alone."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -48,7 +49,12 @@ class Sum:
             self.verify(client, masking.signed_part(*context, advert), advert.signature)
 
         adverts = self.ask("keys", dict.fromkeys(self.jobs, b""), masking.Advert, signed)
-        clients = sorted(adverts)
+        usual = Counter(advert.start for advert in adverts.values()).most_common(1)
+        clients = sorted(client for client in adverts if adverts[client].start == usual[0][0])
+        for client in sorted(adverts.keys() - set(clients)):
+            self.failures.append(
+                (client, "keys", "it trained from another model than most sites, or from other settings")
+            )
         needed = masking.threshold(len(clients))
         self.enough(clients, needed)
         roster = masking.Roster(

@@ -4,6 +4,7 @@ It needs only the run's directory. There it reads the experiment and the partiti
 processes share, and builds one network, which every client's task uses in turn.
 """
 
+import secrets
 import traceback
 from collections.abc import Iterator
 from dataclasses import make_dataclass
@@ -84,6 +85,10 @@ class Worker:
         method: Any = type(self.method)
         task, local = tasks(method)[job.task], self.world.experiment.model.buffers == "local"
         keeps = job.client != SERVER_ID and (local or task.state is not type(None))
+        if self.world.experiment.privacy is not None and job.client != SERVER_ID:
+            # Views and dropout are drawn by an image's place in its batch, so one image more changes those of others.
+            # Only if nobody can repeat these draws does that tell nothing.
+            rng = Rng(secrets.token_hex(32))
         kind = stored_kind(task.state)
         stored = self.states.load(job.client, job.round, job.call, kind, self.device) if keeps else None
         site = self.world.site(

@@ -44,28 +44,32 @@ class Answers:
             with self.file.open("a+b") as opened:
                 storage.lock(opened)
                 self._begin(opened)
+                opened.flush()
+                os.fsync(opened.fileno())
         except OSError as error:
             raise StorageError(f"{file} cannot be written: {error.strerror or error}; choose another --out") from None
 
     def _begin(self, opened: io.BufferedRandom) -> None:
-        """Write the head of a new table. Cut off a row that a power cut left unfinished: nobody relies on it."""
+        """Write the head of a new table. Cut off a row that a power cut or a full disk left unfinished.
+
+        Nobody relies on such a row, and the next one would be lost with it. Another file than a table stays as it is.
+        """
         opened.seek(0)
-        content = opened.read()
-        if not content:
-            opened.write(as_line(COLUMNS))
-        elif not content.endswith(b"\n"):
-            opened.truncate(content.rfind(b"\n") + 1)
+        content, head = opened.read(), as_line(COLUMNS)
         first = content.decode("utf-8-sig", "replace").partition("\n")[0].strip()
-        if content and tuple(first.split(",")) != COLUMNS:
+        if not head.startswith(content) and tuple(first.split(",")) != COLUMNS:
             raise BadInput(f"{self.file} is not a table of answers: its first line is not {','.join(COLUMNS)}")
-        opened.flush()
-        os.fsync(opened.fileno())
+        if not content.endswith(b"\n"):
+            opened.truncate(content.rfind(b"\n") + 1)
+        if b"\n" not in content:
+            opened.write(head)
 
     def append(self, answer: Answer) -> None:
         """Write an answer, and return when it would survive a power cut."""
         try:
-            with self.file.open("ab") as opened:
+            with self.file.open("a+b") as opened:
                 storage.lock(opened)
+                self._begin(opened)
                 opened.write(as_line(astuple(answer)))
                 opened.flush()
                 os.fsync(opened.fileno())

@@ -3,8 +3,8 @@
 A step draws each image by itself with the same probability (Poisson sampling), shortens the gradient of each image to
 `clip`, adds up, and adds Gaussian noise. What leaves the site after all steps of a run is (epsilon, delta)-private:
 with any one image left out, no outcome would be more than e^epsilon times as likely or unlikely, except with
-probability delta. Both the draw and the noise come from the operating system, because the coordinator knows the
-experiment's seed. So two runs are never the same to the bit.
+probability delta. Draws, noise, views of images and dropout come from the operating system, because the coordinator
+knows the experiment's seed. So two runs are never the same to the bit.
 """
 
 import math
@@ -122,6 +122,8 @@ class Guard:
             for batch in batches:
                 if not model.training:
                     model.train()
+                if len(self._drawn) != 1:  # one image's place in two batches would mix it with two others
+                    raise BadInput("privacy.epsilon is for sites that train on one kind of images, labeled or not")
                 value, drawn = loss(batch), self._drawn.popleft()
                 for parameter in optimizer.parameters:
                     parameter.grad = parameter.grad_sample = None  # type: ignore[attr-defined]
@@ -146,6 +148,10 @@ class Guard:
         if found:
             norms = torch.stack([gradient.flatten(1).norm(dim=1) for _, gradient in found]).norm(dim=0)
             factors = (self.privacy.clip / (norms + 1e-6)).clamp(max=1.0)
+            # A gradient that is no number would make the whole sum none, and that alone would tell of one image.
+            whole = norms.isfinite()
+            factors = torch.where(whole, factors, 0.0)
+            found = [(p, torch.where(whole.view(-1, *[1] * (g.ndim - 1)), g, 0.0)) for p, g in found]
         sums = {id(p): torch.tensordot(factors, gradient, dims=1) for p, gradient in found}
         for parameter in parameters:
             added = gaussian(parameter.shape, noise * self.privacy.clip).to(parameter)

@@ -27,16 +27,7 @@ import torch
 
 from fewlabel.core import tree
 from fewlabel.core.described import SUMS_DO
-from fewlabel.core.federation import (
-    EVERY_CLIENT,
-    SERVER,
-    SOME_CLIENTS,
-    Federation,
-    Model,
-    Site,
-    Weights,
-    broadcast,
-)
+from fewlabel.core.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Model, Site, Weights, broadcast
 from fewlabel.core.schema import Count, Natural, Share
 from fewlabel.core.tasks import Asked, on_client, on_server
 from fewlabel.core.tree import Tree

@@ -39,6 +39,7 @@ class Difference:
 
     mean: float
     interval: Interval
+    seeds: int = 1  # in which both were compared
 
     @property
     def chance(self) -> bool:
@@ -54,7 +55,7 @@ def difference(ours: Sequence[Confusion], theirs: Sequence[Confusion], metric: s
     """
     one, other = (drawn(counts, metric, stream) for stream, counts in enumerate((ours, theirs)))
     exact = [measured(a)[metric] - measured(b)[metric] for a, b in zip(ours, theirs, strict=True)]
-    return Difference(sum(exact) / len(exact), ends(one - other))
+    return Difference(sum(exact) / len(exact), ends(one - other), len(exact))
 
 
 def measured(confusion: Confusion) -> dict[str, float]:

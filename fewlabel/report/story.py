@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fewlabel.engine.record import FEW
 from fewlabel.report.findings import findings, guesses, in_last_round, odd_updates
 from fewlabel.report.groups import EVERY_LABEL, Group
-from fewlabel.report.intervals import Difference, Interval, in_words
+from fewlabel.report.intervals import ENOUGH, Difference, Interval, in_words
 from fewlabel.report.result_tables import about_unequal_work
 from fewlabel.report.runs import CEILING, FLOOR, Row, Run
 from fewlabel.report.tables import percent
@@ -113,12 +113,17 @@ def lead_of(group: Group) -> str:
         return lead_without_best(group)
     name, value, least = label_in(group, best), mean_of(best), mean_of(floor)
     lead = f"{name}: {percent(value)} % {NAME}"
-    others = len(group.candidates) - 1
+    others = [row for row in group.candidates if row is not best and mean_of(row) is not None]
     if value is None or least is None:
-        return f"{lead}{', the best of ' + number(others + 1) + ' methods' if others else ''}."
+        equal = [label_in(group, row) for row in others if mean_of(row) == value]
+        like = f", as good as {listed(equal)}" if equal else ""
+        return f"{lead}{', the best of ' + number(len(others) + 1) + ' methods' + like if others else ''}."
     found = above_floor(group, best)
-    gain = value - least
+    gain = found.mean if found else value - least  # in the seeds that both have
     if found is not None and found.chance:
+        clear = [row for row in others if not row.guessing and is_clear(above_floor(group, row))]
+        if clear:  # a method whose seeds agree more than those of the best one
+            return f"{lead_above(group, clear)} {name} has {percent(value)} %, but that difference may be chance."
         who = f"No method is clearly better than labels alone: {name}"
         who = who if others else f"{name} is not clearly better than labels alone: it"
         return f"{who} has {percent(value)} % {NAME}, labels alone {percent(least)} %."
@@ -126,6 +131,14 @@ def lead_of(group: Group) -> str:
         return f"{lead}, {points(gain)} above labels alone."
     who = f"No method reaches labels alone ({percent(least)} % {NAME}): the best, {name}, is {points(gain)} below."
     return who if others else f"{lead}, {points(gain)} below labels alone."
+
+
+def lead_above(group: Group, rows: Sequence[Row]) -> str:
+    """Say how far the best of these rows is above labels alone."""
+    best = max(rows, key=lambda row: mean_of(row) or 0.0)
+    found = above_floor(group, best)
+    assert found is not None
+    return f"{label_in(group, best)}: {percent(mean_of(best))} % {NAME}, {points(found.mean)} above labels alone."
 
 
 def lead_without_best(group: Group) -> str:
@@ -153,9 +166,8 @@ def about_group(group: Group) -> Iterator[str]:
     if best and found:
         way = "above" if found.mean >= 0 else "below"
         lies = "The difference lies within its interval, so it may be chance"
-        if not found.chance:  # of one seed, nothing is known about others
-            lies = "The difference is hardly chance"
-            lies = lies if len(best.seeds) > 1 else "The choice of test images hardly explains the difference"
+        if not found.chance:
+            lies = hardly_chance(found.seeds)
         yield f"{label_in(group, best)} is {points(found.mean)} {way} labels alone. {lies} ({signed(found.interval)})."
     yield from about_bounds(group, best)
     yield from about_others(group, best)
@@ -166,6 +178,14 @@ def about_group(group: Group) -> Iterator[str]:
         yield from about_labels(best.results)
         yield from about_pseudo_labels(best, label_in(group, best))
     yield about_certainty(group.rows)
+
+
+def hardly_chance(seeds: int) -> str:
+    """Say what a difference outside its interval means. Few seeds tell little about others, and one tells nothing."""
+    if seeds == 1:
+        return "The choice of test images hardly explains the difference"
+    more = f", though {number(seeds)} seeds tell little about others" if seeds < ENOUGH else ""
+    return f"The difference is hardly chance{more}"
 
 
 def about_bounds(group: Group, best: Row | None) -> Iterator[str]:

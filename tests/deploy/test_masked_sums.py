@@ -179,12 +179,12 @@ def test_a_method_that_trains_one_site_alone_is_refused_in_a_sentence(tmp_path, 
 
 
 class Coordinator:
-    """Orders what it likes of three sites, one step after the other."""
+    """Orders what it likes of some sites, one step after the other."""
 
     RUN = "a" * 32
 
-    def __init__(self, tmp_path: Path, federation: Federation, **policies: str) -> None:
-        self.whole = experiment(*MASKED, *CASES["fedavg"], "clients.count=3")
+    def __init__(self, tmp_path: Path, federation: Federation, sites: int = 3, **policies: str) -> None:
+        self.whole = experiment(*MASKED, *CASES["fedavg"], f"clients.count={sites}")
         data = split(self.whole, tmp_path / "sites")
         self.terms = site.load_terms(data)
         self.configs = {
@@ -215,15 +215,18 @@ class Coordinator:
             raise BadInput(found.get("refused") or found["failed"])
         return wire.unpack(kind_of, found["upload"])
 
-    def train(self) -> None:
+    def train(self, only: int | None = None, change: float = 0.0) -> None:
         from fewlabel.methods.fedavg import Message as Sent
 
-        message = wire.pack(Sent(wire.unpack(Model, self.model).model))
-        for client in self.configs:
+        message = wire.pack(Sent({n: v + change for n, v in wire.unpack(Model, self.model).model.items()}))
+        for client in self.configs if only is None else [only]:
             assert self.upload(Model, client, "hidden", message).model == {}
 
     def roster(self) -> masking.Roster:
         adverts = tuple(self.upload(masking.Advert, client, "keys") for client in self.configs)
+        return self.roster_of(*adverts)
+
+    def roster_of(self, *adverts: masking.Advert) -> masking.Roster:
         return masking.Roster(self.RUN, 1, "local_update", adverts, self.shares)
 
     def masked(self) -> None:
@@ -305,6 +308,57 @@ def test_a_site_takes_no_part_in_a_sum_that_is_nearly_its_own_weights(tmp_path, 
     coordinator.train()
     with pytest.raises(BadInput, match=r"with 0\.3 of the weight at most, and it would have 0\.33"):
         coordinator.upload(Masked, 1, "shares", wire.pack(coordinator.roster()))
+
+
+def test_a_sum_in_which_large_shares_leave_the_low_bits_to_one_site_is_refused(tmp_path, federation):
+    """With shares of 2^60, two sites' numbers are multiples of 2^26 or more, and the third's are below."""
+    victim, others = torch.tensor([0.3, -0.7]), [torch.tensor([0.5, 0.25]), torch.tensor([-0.125, 0.75])]
+    total = sum(fixed.units({"w": one}, 1 << 60) for one in others) + fixed.units({"w": victim}, fixed.WHOLE)
+    low = (total + (1 << 25)) % (1 << 26) - (1 << 25)
+    assert torch.allclose(low / fixed.STEPS, victim)  # what the server would see
+    coordinator = Coordinator(tmp_path, federation)
+    coordinator.shares = {0: fixed.WHOLE, 1: 1 << 60, 2: 1 << 60}
+    coordinator.train()
+    with pytest.raises(BadInput, match="all sites together count more than 268435456"):
+        coordinator.upload(Masked, 0, "shares", wire.pack(coordinator.roster()))
+
+
+def test_a_site_does_not_sign_a_sum_that_is_nearly_its_own_weights_once_others_dropped_out(tmp_path, federation):
+    """Of four sites, the one that hides the first is said to have dropped out."""
+    coordinator = Coordinator(tmp_path, federation, sites=4)
+    coordinator.shares = {0: 700, 1: 2, 2: 2, 3: 296}
+    coordinator.masked()
+    with pytest.raises(BadInput, match=r"0.75 of the weight at most, and it would have 0.99 \(largest_share\)"):
+        coordinator.survivors(0, 0, 1, 2)
+    assert coordinator.survivors(0, 0, 1, 2, 3).text
+
+
+def test_a_site_whose_share_is_next_to_nothing_hides_nobody(tmp_path, federation):
+    coordinator = Coordinator(tmp_path, federation)
+    coordinator.shares = {0: 1 << 26, 1: 1 << 26, 2: 1}
+    coordinator.train()
+    with pytest.raises(BadInput, match="sums of 3 sites or more, and only 2 count in this one"):
+        coordinator.upload(Masked, 0, "shares", wire.pack(coordinator.roster()))
+
+
+def test_sites_that_trained_from_different_models_or_settings_make_no_sum(tmp_path, federation):
+    """A server could have the others send what it knows, such as a model that their images do not change."""
+    coordinator = Coordinator(tmp_path, federation)
+    coordinator.train()
+    coordinator.train(only=2, change=1e-3)
+    with pytest.raises(BadInput, match="trained from different models or settings"):
+        coordinator.upload(Masked, 0, "shares", wire.pack(coordinator.roster()))
+    other = Coordinator(tmp_path / "settings", federation)
+    other.train(only=0)
+    slow = replace(other.whole.method, local=replace(other.whole.method.local, lr=1e-30))
+    other.whole = replace(other.whole, method=slow)
+    for client in (1, 2):
+        other.train(only=client)
+    adverts = [other.upload(masking.Advert, client, "keys") for client in (1, 2)]
+    other.whole = coordinator.whole
+    roster = other.roster_of(other.upload(masking.Advert, 0, "keys"), *adverts)
+    with pytest.raises(BadInput, match="trained from different models or settings"):
+        other.upload(Masked, 0, "shares", wire.pack(roster))
 
 
 def test_a_coordinator_in_the_middle_has_no_key_that_sites_know(tmp_path, federation):

@@ -57,6 +57,23 @@ def test_a_file_that_is_something_else_is_left_alone(tmp_path):
     with pytest.raises(BadInput, match="is not a table of answers"):
         Answers(tmp_path / "a.csv")
     assert (tmp_path / "a.csv").read_text() == "image,label\nx,cat\n"
+    (tmp_path / "photo").write_bytes(b"no table\nand no end of the line")
+    with pytest.raises(BadInput, match="is not a table of answers"):
+        Answers(tmp_path / "photo")
+    assert (tmp_path / "photo").read_bytes() == b"no table\nand no end of the line"
+
+
+def test_a_row_that_a_full_disk_cut_short_does_not_swallow_the_next(tmp_path):
+    table = Answers(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_bytes((tmp_path / "a.csv").read_bytes() + b"x.png,ca")
+    table.append(Answer("y.png", "dog", "ann"))
+    assert table.read() == [Answer("y.png", "dog", "ann")]
+    (tmp_path / "a.csv").unlink()  # and so for a table that was moved away meanwhile
+    table.append(Answer("z.png", "dog", "ann"))
+    assert table.read() == [Answer("z.png", "dog", "ann")]
+    (tmp_path / "b.csv").write_bytes(b"path,lab")  # the head itself
+    Answers(tmp_path / "b.csv").append(Answer("y.png", "dog", "ann"))
+    assert Answers(tmp_path / "b.csv").read() == [Answer("y.png", "dog", "ann")]
 
 
 def test_two_programs_that_write_at_once_lose_nothing(tmp_path):

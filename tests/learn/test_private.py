@@ -101,6 +101,25 @@ def test_per_image_gradients_are_those_of_one_image_after_the_other(quiet):
         assert torch.allclose(old - new, gradient / 5, atol=1e-5)
 
 
+def test_an_image_whose_gradient_is_no_number_counts_for_nothing(quiet):
+    """Or the sum would be none, the site would refuse to send it, and the coordinator would know of that image."""
+    assert step(private.Guard(ONE, 1), [1.0, math.inf], [0.8, 0.0]) == pytest.approx(0.4 / 2, abs=1e-5)
+
+
+def test_a_step_with_two_batches_is_refused_even_if_both_are_alike():
+    guard = private.Guard(ONE, 1)
+    guard._drawn.append(1)  # of labeled images, and `step` adds one of as many unlabeled ones
+    with pytest.raises(BadInput, match="for sites that train on one kind of images, labeled or not"):
+        step(guard, [1.0], [0.8])
+
+
+def test_nobody_can_repeat_the_views_of_private_images_from_the_seed(tmp_path, quiet):
+    """They depend on an image's place in its batch: with one more image, those of others would tell of it."""
+    whole = read({}, [*SMALL, "privacy.epsilon=3", "rounds=1", "method.local.batch_size=100000"])  # draws all images
+    one, two = (simulated(whole, tmp_path / name) / "model.safetensors" for name in ("one", "two"))
+    assert one.read_bytes() != two.read_bytes()
+
+
 def test_noise_is_gaussian_and_new_each_time():
     found = private.gaussian(torch.Size([100, 200]), 2.5)
     assert kstest(found.flatten().numpy() / 2.5, "norm").pvalue > 1e-9

@@ -105,6 +105,29 @@ def test_a_difference_within_its_interval_is_told_as_that(made: Made) -> None:
     assert "fedirm (81.0 %) may be as good as cbafed: the difference lies within its interval." in many.findings
 
 
+def test_a_method_that_is_clearly_above_labels_alone_is_told_though_another_has_a_better_mean(made: Made) -> None:
+    """Of three seeds, semifl is 10 points above in each. rscfed is 20 above on average, but 20 below in one."""
+    floor = [made("labels-only", counts(60, 60, 60, of=100), seed=seed) for seed in range(3)]
+    steady = [made("semifl", counts(70, 70, 70, of=100), seed=seed) for seed in range(3)]
+    wild = [made("rscfed", counts(n, n, n, of=100), seed=seed) for seed, n in enumerate((40, 100, 100))]
+    assert told(*floor, *steady, *wild).headline == (
+        "semifl: 70.0 % balanced accuracy, 10 points above labels alone. rscfed has 80.0 %, but that difference may be "
+        "chance."
+    )
+
+
+def test_a_gain_is_told_in_the_seeds_that_both_have(made: Made) -> None:
+    """In seed 0 the method is 20 points below. A lucky seed 1, which labels alone lack, hides it in the mean."""
+    runs = made("labels-only", counts(60, 60, 60)), made("semifl", counts(40, 40, 40))
+    assert "20 points below labels alone" in told(*runs, made("semifl", counts(95, 95, 95), seed=1)).headline
+
+
+def test_methods_that_are_equally_good_are_told_as_such(made: Made) -> None:
+    assert told(made("semifl", counts(90, 90, 60)), made("rscfed", counts(60, 90, 90))).headline == (
+        "semifl: 80.0 % balanced accuracy, the best of two methods, as good as rscfed."
+    )
+
+
 def test_methods_below_labels_alone_are_told_as_such(made: Made) -> None:
     floor = made("labels-only", counts(90, 90, 90))
     assert told(floor, made("fedirm", counts(60, 60, 60))).headline == (
@@ -257,7 +280,15 @@ def test_several_seeds_are_told_by_their_mean(made: Made) -> None:
     methods = [made("cbafed", counts(n, n, n), seed=seed) for seed, n in ((0, 70), (1, 90))]
     story = told(*floors, *methods)
     assert story.headline == "cbafed: 80.0 % balanced accuracy, 30 points above labels alone."
-    assert story.findings[0].startswith("cbafed is 30 points above labels alone. The difference is hardly chance (+")
+    assert story.findings[0].startswith(
+        "cbafed is 30 points above labels alone. The difference is hardly chance, though two seeds tell little about "
+        "others (+"
+    )
+    alone = told(floors[0], *methods)  # labels alone have one seed, so both are compared in one
+    assert "The choice of test images hardly explains the difference" in alone.findings[0]
+    more = [made("labels-only", counts(50, 50, 50), seed=seed) for seed in (2, 3, 4)]
+    more += [made("cbafed", counts(80, 80, 80), seed=seed) for seed in (2, 3, 4)]
+    assert "The difference is hardly chance (+" in told(*floors, *methods, *more).findings[0]
     assert story.findings[-1].startswith("300 test images and two seeds. By chance alone,")
 
 
