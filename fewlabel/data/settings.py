@@ -16,7 +16,8 @@ class Data:
     name: str = "digits"  # a data set of `fewlabel list datasets`, or package.module:function of your own
     image_size: Count | None = None  # images are resized to it once; by default what the network prefers
     channels: Literal[1, 3] | None = None  # 1 is grey, 3 is colour; by default as published
-    split: Literal["published", "80-20", "70-10-20", "fedmatch"] = "published"  # how to split, if not as published
+    split: Literal["published", "80-20", "70-10-20", "fedmatch", "validation-5000"] = "published"  # how to split, if
+    #   not as published; validation-5000 takes so many of the published training images
     split_seed: Natural = 0  # seed of a split that is drawn
     path: str | None = None  # where your own images are, for folder, csv, npz and dicom
     columns: dict[str, str] = field(default_factory=dict)  # csv: names of columns, such as label = 'dx'
