@@ -6,14 +6,16 @@ import io
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from experiments.plan import Trial, key_of
+from fewlabel.core.schema import plain
 from fewlabel.core.storage import write
-from fewlabel.experiment import Experiment, dumps
+from fewlabel.experiment import PATHS, Experiment
 from fewlabel.report.results import Result
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -62,8 +64,11 @@ def add_curves(table: str, cell: str, row: str, seed: str, curves: Any) -> None:
 
 def hash_of(experiment: Experiment) -> str:
     """A name for everything that a result depends on. Where files lie is not part of it."""
-    data = replace(experiment.data, path=None)
-    return hashlib.sha256(dumps(replace(experiment, data=data)).encode()).hexdigest()[:16]
+    table = plain(experiment.resolved)
+    for part, key in PATHS:
+        if key in table[part]:
+            table[part][key] = Path(table[part][key]).name
+    return hashlib.sha256(tomli_w.dumps(table).encode()).hexdigest()[:16]
 
 
 @cache
