@@ -21,8 +21,8 @@ docs: .venv/installed-docs  # what the pages have from code and results, then th
 results: .venv/installed  # the tables of docs/RESULTS.md, from docs/results/
 	$(BIN)/python -m experiments.study render
 
-results-run: .venv/installed-dev  # the runs behind them: hours, one run per core; again, it goes on
-	nice -n 10 $(BIN)/python -m experiments.study run $(TABLES)
+results-run: .venv/installed-dev  # the runs behind them: a day, one run per core; again, it goes on; SET="--set a.data.path=pbc32.npz"
+	nice -n 10 $(BIN)/python -m experiments.study run $(TABLES) $(SET)
 
 bench: .venv/installed-dev .venv-bench/installed  # speed beside plain PyTorch, Flower and pfl: half an hour on a machine that is left alone
 	$(BIN)/python -m benchmarks.table

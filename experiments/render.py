@@ -1,49 +1,38 @@
-"""The pages of the results: what `docs/results/` holds, as tables and plots of docs/RESULTS.md and other pages."""
+"""The pages of the results: what `docs/results/` holds, as tables, sentences and plots of docs/RESULTS.md and others.
 
-import csv
-import json
+Every sentence below a table is made from its numbers by a rule. What is missing is said to be missing.
+"""
+
 import re
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from fewlabel.papers.tables import Printed, read_table
-from fewlabel.report.findings import GUESSING, is_guess
+from experiments import lines as stored
+from experiments.plan import EVERY, MAIN, SCORE, SEEDS, TABLES, Tuning, content, rows
+from fewlabel.papers.tables import read_table
+from fewlabel.report import intervals
 from fewlabel.report.groups import NARROW
 from fewlabel.report.runs import CEILING, FLOOR
 from fewlabel.report.style import COLORS, GREY, draw, empty_plot, finish_plot
 from fewlabel.report.tables import Spread, Table
 
-DOCS = Path(__file__).parents[1] / "docs"
-TABLES = Path(__file__).parent / "results"
+DOCS = stored.DOCS
 PAGES = ("RESULTS.md", "methods/*.md")
-COMPARED = {"a-pneumonia": "PneumoniaMNIST", "b-fashion": "Fashion-MNIST", "c-ham": "HAM10000"}
-STYLES = ("-", "--", "-.", ":")
-BOUNDS = "bounds"  # the family of floor and ceiling
-NEAR = 0.9  # of the floor's last balanced accuracy: how soon that is reached is a cost
+NOT_YET = "Not run yet."
 METRICS = {"balanced_accuracy": "balanced acc.", "accuracy": "accuracy", "f1": "macro-F1", "auc": "AUC"}
-AT_TIMES = {"recall_apart": "recall of melanoma", "local_accuracy": "local accuracy"}  # where they are measured
-CEILINGS = (CEILING, "fedavg-sl")  # the second is the first as FedMatch's Table 1 calls it
-METHODS = ("rscfed", "fedirm", "cbafed", "isofed", "fedmatch")  # with pages that have their numbers
+NAMES = {"a-blood": "blood cells", "b-fashion": "Fashion-MNIST", "c-ham": "HAM10000", "d-pneumonia": "PneumoniaMNIST"}
+PER_CLASS = {"recall": "Recall of each class, %", "auc": "AUC of each class, %"}
+STREAMING = "k-streaming"
+ENOUGH = 0.01  # rounds are enough if twice as many gain less
+DRAWN = 3  # methods in a plot, beside floor, ceiling and our own
 
-Rows = Mapping[str, Sequence[Mapping[str, str]]]  # the lines of a cell's runs, by row
-Curve = Mapping[str, Sequence[float]]  # of a row, in the mean over seeds
-Situations = Sequence[tuple[str, Rows, Mapping[str, Curve]]]  # cells by data set and name in words
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+Line = Mapping[str, str]
+Rows = Mapping[str, Sequence[Line]]  # the lines of a cell's runs, by row, in the order of their seeds
 
 
 def render() -> None:
-    """Fills pages between their marks, `<!-- NAME -->` and `<!-- end -->`, from docs/results/ alone."""
+    """Fill pages between their marks, `<!-- NAME -->` and `<!-- end -->`, from docs/results/ alone."""
 
     def filled(mark: re.Match[str]) -> str:
         return f"<!-- {mark[1]} -->\n{section(mark[1])}\n<!-- end -->"
@@ -53,352 +42,425 @@ def render() -> None:
 
 
 def section(name: str) -> str:
-    tables: dict[str, Callable[[Situations], Table]] = {"overall": overall, "which": which}
-    tables |= {f"numbers-{method}": partial(numbers, method) for method in METHODS}
-    if name in tables:
-        found = list(situations())
-        return tables[name](found).markdown() if found else "Not run yet."
-    path = DOCS / "results" / f"{name}.csv"
-    if not path.exists():
-        return "Not run yet."
-    if name.startswith("tuning-"):
-        return tuning_table(read_csv(path)).markdown()
-    return "\n".join(cells(name, read_csv(path), json.loads(path.with_suffix(".json").read_text())))
+    """What stands between the marks of this name."""
+    sections: dict[str, Callable[[], str]] = {
+        "overall": overall,
+        "rounds": rounds_enough,
+        "h-printed": printed,
+        "g-parts": parts,
+        STREAMING: streaming,
+        **{f"numbers-{method}": lambda method=method: numbers(method) for method in rows()},
+        **{f"tuning-{table[0]}": lambda table=table: tuning(table) for table in MAIN},
+        **{table: lambda table=table: main_table(table) for table in MAIN},
+    }
+    return sections[name]() if name in sections else by_cell(name)
 
 
-def tuning_table(lines: Sequence[Mapping[str, str]]) -> Table:
-    rows = tuple((one["row"], one["settings"], shown(one["validation_balanced_accuracy"])) for one in lines)
-    best = frozenset((n, 2) for n, one in enumerate(lines) if one["chosen"] == "True")
-    return Table("Tuned on validation", ("row", "settings", "balanced acc. on validation"), rows, best=best)
-
-
-def shown(value: str) -> str:
-    return f"{100 * float(value):.1f}" if value else "–"
-
-
-def cells(name: str, lines: Sequence[Mapping[str, str]], drawn: Mapping[str, Any]) -> Iterator[str]:
-    """A table and a plot for each cell."""
-    known = {row.name: row for row in read_table(TABLES / f"{name}.toml").rows}
-    by_cell = grouped(line for line in lines if f"{line['cell']}/{line['row']}" in known)
-    if len(by_cell) > 2:
-        yield overview(by_cell).markdown()
-        yield from trends(name, by_cell)
-    for cell, rows in by_cell.items():
-        listed = {row: known[f"{cell}/{row}"] for row in rows}
-        table = cell_table(name, cell, rows, {row: one.paper for row, one in listed.items()}, drawn.get(cell, {}))
-        far = [row for row in unequal(rows) if listed[row].work]
-        notes = (f"Not within 10 % of equal work: {', '.join(far)}.",) if far else ()
-        notes += next(iter(listed.values())).notes
-        yield replace(table, notes=table.notes + notes).markdown()
-        title = titled(name, cell)
-        for family, together in pictures(drawn.get(cell, {})).items():
-            file = f"results/{name}-{cell}{family}.png"
-            plot({row: drawn[cell][row] for row in together}, DOCS / file, title)
-            yield f"![{title}: balanced accuracy on test by images trained on]({file})\n"
-
-
-def grouped(lines: Iterable[Mapping[str, str]]) -> dict[str, dict[str, list[Mapping[str, str]]]]:
-    """Lines by cell and row."""
-    found: dict[str, dict[str, list[Mapping[str, str]]]] = {}
-    for line in lines:
+def cells(table: str) -> dict[str, dict[str, list[Line]]]:
+    """The lines of a table by cell and row, in the order of the study."""
+    found: dict[str, dict[str, list[Line]]] = {}
+    for line in sorted(stored.read_lines(table), key=lambda line: (place(line["row"]), int(line["seed"]))):
         found.setdefault(line["cell"], {}).setdefault(line["row"], []).append(line)
     return found
 
 
-def spread(lines: Iterable[Mapping[str, str]], key: str) -> Spread | None:
-    return Spread.of(float(line[key]) if line[key] else None for line in lines)
+def place(row: str) -> int:
+    """Where a row stands: parts stand behind the whole, which has the longest name that begins theirs."""
+    known = [number for number, name in enumerate(rows()) if row == name or row.startswith(f"{name}-")]
+    return known[-1] if known else len(rows())
 
 
-def mean(lines: Sequence[Mapping[str, str]], *keys: str) -> float:
-    return statistics.fmean(sum(float(line[key]) for key in keys) for line in lines)
+def spread(lines: Iterable[Line], key: str) -> Spread | None:
+    return Spread.of(float(line[key]) if line.get(key) else None for line in lines)
 
 
-def overview(by_cell: Mapping[str, Rows]) -> Table:
-    rows = dict.fromkeys(row for cell in by_cell.values() for row in cell if any(map(seen, cell[row])))
-    lines = [
-        (row, *(str(spread(cell.get(row, ()), "last_balanced_accuracy") or "–") for cell in by_cell.values()))
-        for row in rows
-    ]
-    return Table("Balanced accuracy on test, last round, in percent", ("row", *by_cell), tuple(lines))
+def shown(lines: Iterable[Line], key: str) -> str:
+    return str(spread(lines, key) or "–")
 
 
-def cell_table(
-    name: str, cell: str, rows: Rows, printed: Mapping[str, Mapping[str, Printed]], drawn: Mapping[str, Any]
-) -> Table:
-    every = [line for lines in rows.values() for line in lines]
-    metrics = METRICS | {key: words for key, words in AT_TIMES.items() if any(line[f"last_{key}"] for line in every)}
-    papers = [key for key in (*metrics, "sent") if any(key in one for one in printed.values())]
-    sent = "sent" in papers
-    columns = [
-        "row",
-        "rounds",
-        *metrics.values(),
-        "of its last four measurements",
-        f"{FLOOR} after as many labeled images",
-    ]
-    columns += ["chosen round: balanced acc.", "chosen round: accuracy", "gap closed, %"]
-    columns += ["numbers sent, %"] if sent else []
-    columns += [f"paper: {metrics.get(key, 'numbers sent')}" for key in papers]
-    columns += ["pseudo-labels: precision, first and last", "coverage"]
-    columns += ["images, thousands", f"until {100 * NEAR:.0f} % of the floor", "MB", "of FedAvg, %", "seconds"]
-    table = []
-    for row, lines in rows.items():
-        short = " (short)" if any(line["converged"] != "True" or guesses(line) for line in lines if seen(line)) else ""
-        scores = [str(spread(lines, f"last_{key}") or "–") for key in metrics]
-        scores += [settled(drawn.get(row)), beside_floor(lines, drawn.get(FLOOR))]
-        scores += [str(spread(lines, f"chosen_{key}") or "–") for key in ("balanced_accuracy", "accuracy")]
-        beside = [str(spread(lines, "sent") or "–")] if sent else []
-        beside += [str(printed[row].get(key, "–")) for key in papers]
-        said = [pair(lines, f"pseudo_label_{key}") for key in ("precision", "coverage")]
-        costs = [f"{mean(lines, 'images_labeled', 'images_unlabeled') / 1e3:,.0f}", until(rows, drawn.get(row))]
-        costs += [f"{mean(lines, 'bytes_up', 'bytes_down') / 1e6:,.0f}", f"{100 * mean(lines, 'bytes_of_fedavg'):.0f}"]
-        costs.append(f"{mean(lines, 'seconds'):,.0f}")
-        table.append((row, rounds(lines) + short, *scores, closed(rows, row), *beside, *said, *costs))
-    seeds = sorted({line["seed"] for line in every})
-    whose = (
-        f"mean ± standard deviation of seeds {', '.join(seeds)}; costs are means" if seeds[1:] else f"seed {seeds[0]}"
-    )
-    notes = [f"Test set, in percent: {whose}."]
-    few = [f"{row} {len(lines)}" for row, lines in rows.items() if len(lines) < len(seeds)]
-    notes += [f"Not every row has every seed yet: {', '.join(few)}."] if few else []
-    return Table(titled(name, cell), tuple(columns), tuple(table), tuple(notes))
+def mean(lines: Sequence[Line], *keys: str) -> float:
+    return statistics.fmean(sum(float(line[key] or 0) for key in keys) for line in lines)
 
 
-def settled(curve: Curve | None) -> str:
-    """The mean balanced accuracy of the last four measurements, over all seeds."""
-    return f"{100 * statistics.fmean(curve['balanced_accuracy'][-4:]):.1f}" if curve else "–"
+def score(lines: Sequence[Line]) -> float:
+    return 100 * mean(lines, "last_balanced_accuracy")
 
 
-def like_floor(lines: Sequence[Mapping[str, str]], floor: Curve) -> float:
-    """Balanced accuracy of the floor after as many labeled images as a row trains on."""
-    return 100 * float(np.interp(mean(lines, "images_labeled"), floor["images"], floor["balanced_accuracy"]))
+def confusions(lines: Iterable[Line]) -> list[list[list[int]]]:
+    """The counts behind recalls: how many images of each class are right, and how many are not."""
+    found = []
+    for line in lines:
+        images = [round(float(count)) for count in line["images_per_class"].split()]
+        recalls = [0.0 if recall == "-" else float(recall) for recall in line["last_recall_per_class"].split()]
+        right = [round(recall * count) for recall, count in zip(recalls, images, strict=True)]
+        size = len(images)
+        found.append([
+            [right[n] if m == n else images[n] - right[n] if m == (n + 1) % size else 0 for m in range(size)]
+            for n in range(size)
+        ])  # fmt: skip
+    return found
 
 
-def beside_floor(lines: Sequence[Mapping[str, str]], floor: Curve | None) -> str:
-    """That, or a bound where the floor was not measured so soon; nothing where it never had as many."""
-    images = mean(lines, "images_labeled")
-    if not floor or lines[0]["row"] in (FLOOR, *CEILINGS) or not seen(lines[0]) or images > 1.1 * floor["images"][-1]:
+def above(rows: Rows, row: str) -> intervals.Difference | None:
+    """By how much a row is above labels alone, in the seeds that both have."""
+    floor = {line["seed"]: line for line in rows.get(FLOOR, ())}
+    pairs = [(line, floor[line["seed"]]) for line in rows.get(row, ()) if line["seed"] in floor]
+    if row == FLOOR or not pairs:
+        return None
+    ours, theirs = (confusions(side) for side in zip(*pairs, strict=True))
+    return intervals.difference(ours, theirs, "balanced_accuracy")
+
+
+def points(difference: intervals.Difference | None) -> str:
+    if difference is None:
         return "–"
-    early = images < floor["images"][0]
-    return f"{'up to ' if early else ''}{like_floor(lines, floor):.1f}"
+    low, high = difference.interval
+    return f"{100 * difference.mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
-def until(rows: Rows, curve: Curve | None) -> str:
-    """After how many thousand images a row, in the mean of its seeds, first came near to where the floor ends."""
-    floor = spread(rows.get(FLOOR, ()), "last_balanced_accuracy")
-    if not (floor and curve):
-        return "–"
-    measured = zip(curve["images"], curve["balanced_accuracy"], strict=True)
-    return next((f"{images / 1e3:,.0f}" for images, score in measured if score >= NEAR * floor.mean), "–")
-
-
-def situations() -> Iterator[tuple[str, Rows, Mapping[str, Curve]]]:
-    """The cells of the tables that are compared, with a floor and a ceiling: their lines and curves by row."""
-    for table, data in COMPARED.items():
-        path = DOCS / "results" / f"{table}.csv"
-        cells = grouped(read_csv(path) if path.exists() else ())
-        curves = json.loads(path.with_suffix(".json").read_text()) if cells else {}
-        for cell, rows in cells.items():
-            if {FLOOR, CEILING} <= set(rows):
-                yield f"{data}, {told(cell)}", rows, curves[cell]
-
-
-def told(cell: str) -> str:
-    """A cell's name in words: `l1u3-g08` is one labeled client beside three others, gamma 0.8."""
-    found = re.fullmatch(r"(?:(?:l(\d+))?u(\d+))?-?(?:g(\d+))?", cell)
-    if not found:
-        return cell
-    clients = f"{found[1] or 1} labeled + {found[2]} not" if found[2] else ""
-    return ", ".join(filter(None, (clients, f"gamma {int(found[3]) / 10:g}" if found[3] else "")))
-
-
-def titled(name: str, cell: str) -> str:
-    return f"{name}, {cell}" + (f": {told(cell)}" if told(cell) != cell else "")
-
-
-def gains(rows: Rows, row: str, metric: str = "balanced_accuracy") -> list[float]:
-    """By how many points a row is above the floor in the last round, seed by seed."""
-    floor = {line["seed"]: float(line[f"last_{metric}"]) for line in rows[FLOOR]}
-    pairs = [(float(line[f"last_{metric}"]), floor.get(line["seed"])) for line in rows.get(row, ())]
-    return [100 * (own - below) for own, below in pairs if below is not None]
-
-
-def typical(gains: Iterable[Sequence[float]]) -> str:
-    found = [statistics.fmean(gain) for gain in gains]
-    return f"{statistics.fmean(found):+.1f}" if found else "–"
-
-
-def overall(found: Situations) -> Table:
-    """What becomes of each row, by data set and over all cells."""
-    names = dict.fromkeys(row for _, rows, _ in found for row in rows if row != FLOOR)
-    data = Counter(situation.partition(",")[0] for situation, *_ in found)
-    lines = []
-    for name in names:
-        by_cell = {situation: gain for situation, rows, _ in found if (gain := gains(rows, name))}
-        runs = [line for _, rows, _ in found for line in rows.get(name, ())]
-        cells = (
-            *(
-                typical(gain for situation, gain in by_cell.items() if situation.partition(",")[0] == one)
-                for one in data
-            ),
-            typical(gain for _, rows, _ in found if (gain := gains(rows, name, "auc"))),
-            typical(ahead(rows[name], curves) for _, rows, curves in found if name in rows and name != CEILING),
-            f"{sum(min(gain) > 0 for gain in by_cell.values())} of {len(by_cell)}",
-            f"{sum(max(gain) < 0 for gain in by_cell.values())} of {len(by_cell)}",
-            f"{sum(map(guesses, runs))} of {len(runs)}",
-            pair(runs, "pseudo_label_precision"),
-            pair(runs, "pseudo_label_coverage"),
-        )
-        lines.append((name, *cells))
-    lines.sort(key=lambda line: -sum(float(gain) for gain in line[1 : 1 + len(data)] if gain != "–"))
-    columns = (
-        "row",
-        *(f"{one}, {count} cells" for one, count in data.items()),
-        "AUC, all cells",
-        "all cells, for equal training on labels",
-    )
-    columns += ("cells above in every seed", "below in every seed", "runs that ended guessing")
-    columns += ("pseudo-labels: precision, first and last, %", "coverage, %")
-    notes = (
-        "Points are differences in balanced accuracy (in one column, in AUC) on test images after the last round, "
-        "averaged over cells. A cell is one data set with one way to place images and labels. Rows are sorted by their "
-        "average over data sets. isofed-without-pt is isofed without its pretraining.",
-        f"Equal training on labels: the row is compared with {FLOOR} at the moment when {FLOOR} had trained on as many "
-        f"labeled images. If {FLOOR} was not yet measured then, its first measurement is used. This puts fedirm and "
-        "fedmatch too low in some cells.",
-        f"Guessing: less than {100 * GUESSING:.0f} points better than a model that gives every image the same class.",
-    )
-    return Table(f"Points above {FLOOR}, the floor, for equal work", columns, tuple(lines), notes)
-
-
-def ahead(lines: Sequence[Mapping[str, str]], curves: Mapping[str, Curve]) -> list[float]:
-    """By how many points a row is above the floor after as many labeled images."""
-    return [100 * mean(lines, "last_balanced_accuracy") - like_floor(lines, curves[FLOOR])]
-
-
-def which(found: Situations) -> Table:
-    """The best row of each cell, and whether it is better than labels alone in every seed."""
-    lines = []
-    for situation, rows, _ in found:
-        scores = {row: spread(lines, "last_balanced_accuracy") for row, lines in rows.items()}
-        known = {row: one for row, one in scores.items() if one}
-        order = sorted((row for row in known if row not in (FLOOR, CEILING)), key=lambda row: -known[row].mean)
-        first = [f"{row} {known[row]}" for row in order[:2]] + ["–"] * (2 - len(order))
-        gain = gains(rows, order[0]) if order else []
-        better = f"{sum(one > 0 for one in gain)} of {len(gain)}"
-        share = closed(rows, order[0]) if order else "–"
-        lines.append((situation, *first, str(known[FLOOR]), str(known[CEILING]), share, better))
-    columns = ("situation", "best", "second", FLOOR, CEILING, "gap closed by the best, %", "seeds above the floor")
-    title = "The best in each cell, by balanced accuracy on test in the last round"
-    note = "Best and second are picked by these very numbers, which flatters them; three seeds are few."
-    return Table(title, columns, tuple(lines), (note,))
-
-
-def numbers(method: str, found: Situations) -> Table:
-    """The rows of one method in each cell, between floor and ceiling."""
-    own = dict.fromkeys(row for _, rows, _ in found for row in rows if row == method or row.startswith(f"{method}-"))
-    shown = (FLOOR, *own, CEILING)
-    lines = [
-        (situation, *(str(spread(rows.get(row, ()), "last_balanced_accuracy") or "–") for row in shown))
-        for situation, rows, _ in found
-    ]
-    return Table("Balanced accuracy on test in the last round, in percent", ("situation", *shown), tuple(lines))
-
-
-def seen(line: Mapping[str, str]) -> bool:
-    """Whether a run has a model that the server sees; clients by themselves have none."""
-    return bool(line["last_balanced_accuracy"])
-
-
-def guesses(line: Mapping[str, str]) -> bool:
-    """Whether a run ended near the balanced accuracy of one class for all images."""
-    return seen(line) and is_guess(float(line["last_balanced_accuracy"]), int(line["classes"]))
-
-
-def rounds(lines: Sequence[Mapping[str, str]]) -> str:
-    numbers = sorted({int(line["rounds"]) for line in lines})
-    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-
-
-def unequal(rows: Rows) -> list[str]:
-    """Rows that trained on more or fewer images than the floor, by more than a tenth."""
-    images = {row: mean(lines, "images_labeled", "images_unlabeled") for row, lines in rows.items()}
-    return [row for row, count in images.items() if FLOOR in images and abs(count / images[FLOOR] - 1) > 0.1]
-
-
-def pair(lines: Sequence[Mapping[str, str]], key: str) -> str:
-    first, last = spread(lines, f"{key}_first"), spread(lines, key)
-    return f"{100 * first.mean:.0f} → {100 * last.mean:.0f}" if first and last else "–"
+def seeds_of(lines: Sequence[Line], wanted: int = len(SEEDS)) -> str:
+    return "" if len(lines) == wanted else f" ({len(lines)} of {wanted} seeds)"
 
 
 def closed(rows: Rows, row: str) -> str:
-    """How much of the gap between floor and ceiling a row closes, by the means of balanced accuracy."""
-    top = next((name for name in CEILINGS if name in rows), CEILING)
-    floor, own, ceiling = (spread(rows.get(name, ()), "last_balanced_accuracy") for name in (FLOOR, row, top))
-    if row in (FLOOR, top) or not (floor and own and ceiling) or ceiling.mean - floor.mean < NARROW:
+    """How much of the gap between floor and ceiling a row closes, in percent."""
+    if row in (FLOOR, CEILING) or not {FLOOR, CEILING} <= set(rows):
         return "–"
-    return f"{100 * (own.mean - floor.mean) / (ceiling.mean - floor.mean):.0f}"
+    gap = score(rows[CEILING]) - score(rows[FLOOR])
+    return "–" if gap < 100 * NARROW else f"{100 * (score(rows[row]) - score(rows[FLOOR])) / gap:.0f}"
 
 
-def pictures(rows: Iterable[str]) -> dict[str, list[str]]:
-    """Which rows are drawn together: all, or each family by itself if one has more rows than there are styles."""
-    families: dict[str, list[str]] = {}
-    for row in rows:
-        families.setdefault(family_of(row), []).append(row)
-    bounds = families.pop(BOUNDS, [])
-    if not families:
-        return {}
-    if all(len(family) <= len(STYLES) for family in families.values()):
-        return {"": list(rows)}
-    return {f"-{name}": bounds + family for name, family in families.items()}
+def wanted_rows(table: str) -> list[str]:
+    left_out = content(table).get("leave_out", ())
+    return [name for name, row in rows().items() if "family" not in row and name not in left_out]
 
 
-def plot(rows: Mapping[str, Curve], path: Path, title: str) -> None:
-    figure, axes = empty_plot("balanced accuracy on test, %")
-    figure.set_size_inches(9, 6)  # room for curves above a legend of thirteen rows
-    axes.set_title(title)
-    axes.set_xlabel("images trained on, thousands")
-    for row, style in styles(rows):
-        curve = rows[row]
-        known = {round(x / 1e3): 100 * y for x, y in zip(curve["images"], curve["balanced_accuracy"], strict=True)}
-        draw(axes, known, **style)
-    finish_plot(figure, path)
+# Main tables.
 
 
-def family_of(row: str) -> str:
-    return BOUNDS if row in (FLOOR, CEILING) else row if row == "fed-consist" else row.partition("-")[0]
-
-
-def styles(rows: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A color for each family, of one family for each row; a style for each row of a color; bounds are grey."""
-    alone = len({family_of(row) for row in rows} - {BOUNDS}) == 1
-    colors: dict[str, list[str]] = {}
-    for row in rows:
-        bound = family_of(row) == BOUNDS
-        own = colors.setdefault(row if alone and not bound else family_of(row), [])
-        own.append(row)
-        color = GREY if bound else COLORS[[*colors.values()].index(own) % len(COLORS)]
-        style = {FLOOR: ":", CEILING: "--"}.get(row) or STYLES[(len(own) - 1) % len(STYLES)]
-        yield row, {"label": row, "color": color, "linestyle": style}
-
-
-def trends(name: str, by_cell: Mapping[str, Rows]) -> Iterator[str]:
-    """The last round by what cells differ in: `u4` has four unlabeled clients, `g05` a gamma of 0.5."""
-    clients = {float(cell[1:]): cell for cell in by_cell if re.fullmatch(r"u\d+", cell)}
-    gammas = {int(cell[1:]) / 10: cell for cell in by_cell if re.fullmatch(r"g\d+", cell)}
-    gammas |= {0.8: clients[9.0]} if 9.0 in clients else {}
-    for words, points in (("unlabeled clients", clients), ("gamma", gammas)):
-        if len(points) < 2:
+def main_table(table: str) -> str:
+    """One main table: scores and costs, what they say, recall and AUC of each class, and a plot."""
+    found = cells(table).get("", {})
+    if not found:
+        return NOT_YET
+    body = []
+    for row in wanted_rows(table):
+        if not (lines := found.get(row)):
+            body.append((row, "not run yet", *["–"] * 14))
             continue
-        figure, axes = empty_plot("balanced accuracy on test, %")
-        axes.set_xlabel(words)
-        axes.set_xscale("log")
-        axes.set_xticks(sorted(points), [f"{point:g}" for point in sorted(points)], minor=False)
-        axes.minorticks_off()
-        for row, style in styles(dict.fromkeys(row for cell in points.values() for row in by_cell[cell])):
-            scores = {x: spread(by_cell[points[x]].get(row, ()), "last_balanced_accuracy") for x in sorted(points)}
-            known = {x: 100 * score.mean for x, score in scores.items() if score}
-            axes.plot(list(known), list(known.values()), marker="o", **style)
-        path = DOCS / "results" / f"{name}-by-{words.split()[0]}.png"
+        low, high = intervals.of(confusions(lines))["balanced_accuracy"]
+        version = "" if lines[0]["method"] in (row, CEILING) else f", as {lines[0]['method']}"
+        body.append((
+            f"{row}{version}{seeds_of(lines)}",
+            shown(lines, "last_balanced_accuracy"),
+            f"{100 * low:.1f} to {100 * high:.1f}",
+            points(above(found, row)),
+            closed(found, row),
+            shown(lines, "chosen_balanced_accuracy"),
+            *(shown(lines, f"last_{key}") for key in ("accuracy", "f1", "auc")),
+            pair(lines, "precision"),
+            pair(lines, "coverage"),
+            lines[0]["rounds"],
+            f"{mean(lines, 'images_labeled') / 1e3:,.0f} + {mean(lines, 'images_unlabeled') / 1e3:,.0f}",
+            f"{mean(lines, 'bytes_up') / 1e6:,.0f}",
+            f"{mean(lines, 'bytes_down') / 1e6:,.0f}",
+            f"{mean(lines, 'seconds'):,.0f}",
+        ))  # fmt: skip
+    columns = (
+        "row",
+        "balanced acc.",
+        "95 % interval",
+        f"above {FLOOR}",
+        "gap closed, %",
+        "chosen round: balanced acc.",
+    )
+    columns += ("accuracy", "macro-F1", "AUC", "pseudo-labels right, first → last, %", "coverage, %", "rounds")
+    columns += ("images, thousands (labeled + not)", "MB up", "MB down", "seconds")
+    whole = Table(content(table)["title"], columns, tuple(body))
+    inside = [per_class(found, what) for what in PER_CLASS]
+    folded = "\n".join(["<details><summary>Recall and AUC of each class</summary>\n", *inside, "</details>\n"])
+    parts = [whole.markdown(), verdict(found), folded]
+    picture = f"results/{table}.png"
+    if plot(table, found, DOCS / picture):
+        parts.append(f"![{content(table)['title']}: balanced accuracy on test by round]({picture})\n")
+    return "\n".join(parts)
+
+
+def verdict(rows_here: Rows) -> str:
+    """What a main table says of the rows that have all seeds."""
+    if FLOOR not in rows_here:
+        return f"{FLOOR} has no run yet, so nothing can be compared.\n"
+    kinds: dict[str, dict[str, float]] = {"above": {}, "level": {}, "below": {}}
+    few = [row for row, lines in rows_here.items() if len(lines) < len(SEEDS)]  # of which nothing is said yet
+    for row in rows_here:
+        if row != FLOOR and row not in few and not rows().get(row, {}).get("ceiling"):
+            kinds[side(rows_here, row)][row] = 100 * above(rows_here, row).mean
+    words = [f"Labels alone have {shown(rows_here[FLOOR], 'last_balanced_accuracy')}."]
+    for kind, said in (("above", "above them by more than chance"), ("below", "below them by more than chance")):
+        order = sorted(kinds[kind], key=lambda row: -abs(kinds[kind][row]))
+        named = ", ".join(f"{row} ({kinds[kind][row]:+.1f})" for row in order)
+        count = len(order)
+        words.append(
+            f"{count or 'None'} of {sum(map(len, kinds.values()))} methods {'is' if count <= 1 else 'are'} {said}"
+        )
+        words[-1] += f": {named}." if named else "."
+    if level := kinds["level"]:
+        named = ", ".join(f"{row} ({level[row]:+.1f})" for row in sorted(level, key=lambda row: -level[row]))
+        words.append(f"May be chance: {named}.")
+    if CEILING in rows_here:
+        words.append(f"All labels have {shown(rows_here[CEILING], 'last_balanced_accuracy')}.")
+    words += [f"Not all seeds are there yet: {', '.join(few)}."] if few else []
+    return "**" + " ".join(words[:2]) + "** " + " ".join(words[2:]) + "\n"
+
+
+def side(rows_here: Rows, row: str) -> str:
+    """Whether a row is above or below labels alone: if its interval says so, and every seed that both have."""
+    floor = {line["seed"]: float(line["last_balanced_accuracy"]) for line in rows_here[FLOOR]}
+    both = [line for line in rows_here[row] if line["seed"] in floor]
+    seeds = [float(line["last_balanced_accuracy"]) - floor[line["seed"]] for line in both]
+    found = above(rows_here, row)
+    if found is None or found.chance or min(seeds) < 0 < max(seeds):
+        return "level"
+    return "above" if found.mean > 0 else "below"
+
+
+def pair(lines: Sequence[Line], key: str) -> str:
+    first, last = spread(lines, f"pseudo_label_{key}_first"), spread(lines, f"pseudo_label_{key}")
+    return f"{100 * first.mean:.0f} → {100 * last.mean:.0f}" if first and last else "–"
+
+
+def per_class(rows_here: Rows, what: str) -> str:
+    """Recall or AUC of each class, the mean over seeds."""
+    key, body = f"last_{what}_per_class", []
+    for row, lines in rows_here.items():
+        columns = zip(*(line[key].split() for line in lines), strict=True)
+        means = (Spread.of(None if value == "-" else float(value) for value in column) for column in columns)
+        body.append((row, *("–" if one is None else f"{100 * one.mean:.0f}" for one in means)))
+    wide = max(map(len, body))
+    return Table(PER_CLASS[what], ("row", *(f"class {n}" for n in range(wide - 1))), tuple(body)).markdown()
+
+
+def plot(table: str, rows_here: Rows, path: Path) -> bool:
+    """Draw bounds, our own and the best other methods by round. Return False if there are no curves."""
+    curves = stored.read_curves(table).get("", {})
+    others = [row for row in rows_here if row in curves and row not in (FLOOR, CEILING)]
+    own = [row for row in others if rows().get(row, {}).get("own")]
+    others = [row for row in others if row not in own and not rows().get(row, {}).get("ceiling")]
+    best = sorted(others, key=lambda row: -score(rows_here[row]))[:DRAWN]
+    figure, axes = empty_plot("balanced accuracy on test, %")
+    styles = {FLOOR: {"color": GREY, "linestyle": ":"}, CEILING: {"color": GREY, "linestyle": "--"}}
+    styles |= {row: {"color": color} for row, color in zip([*own, *best], COLORS, strict=False)}
+    drawn = [row for row in styles if row in curves]
+    for row in drawn:
+        seeds = list(curves[row].values())
+        known = zip(seeds[0]["round"], *(seed["test"] for seed in seeds), strict=False)
+        draw(axes, {number: 100 * statistics.fmean(values) for number, *values in known}, label=row, **styles[row])
+    if drawn:
         finish_plot(figure, path)
-        yield f"![Balanced accuracy on test in the last round by {words}](results/{path.name})\n"
+    return bool(drawn)
+
+
+def overall() -> str:
+    """What becomes of each row in all main tables."""
+    found = {table: cells(table).get("", {}) for table in MAIN}
+    there = {table: rows_here for table, rows_here in found.items() if FLOOR in rows_here}
+    if not there:
+        return NOT_YET
+    names = [
+        row for row in wanted_rows(MAIN[0]) if row != FLOOR and any(row in rows_here for rows_here in there.values())
+    ]
+    body, typical = [], {}
+    for row in names:
+        gains = {table: above(rows_here, row) for table, rows_here in there.items()}
+        known = [100 * gain.mean for gain in gains.values() if gain]
+        typical[row] = statistics.fmean(known) if known else float("-inf")
+        cells_here = []
+        for table, gain in gains.items():
+            marks = "" if gain is None or gain.chance else " *"
+            cells_here.append("–" if gain is None else f"{100 * gain.mean:+.1f}{marks}{seeds_of(there[table][row])}")
+        whole = [table for table, gain in gains.items() if gain and len(there[table][row]) == len(SEEDS)]
+        sides = [side(there[table], row) for table in whole]
+        counts = (f"{sides.count(kind)} of {len(sides)}" for kind in ("above", "below"))
+        body.append((row, *cells_here, f"{typical[row]:+.1f}", *counts))
+    body.sort(key=lambda line: -typical[line[0]])
+    floors = ", ".join(
+        f"{NAMES[table]} {shown(rows_here[FLOOR], 'last_balanced_accuracy')}" for table, rows_here in there.items()
+    )
+    columns = ("row", *(NAMES[table] for table in there), "mean", "above by more than chance", "below")
+    notes = (
+        f"Balanced accuracy on test after the last round; labels alone have: {floors}.",
+        "A star: the 95 % interval over seeds and test images does not hold zero. Above or below by more than chance: "
+        "it has a star, and every seed says the same.",
+    )
+    return Table(f"Points above {FLOOR}, for equal rounds and one recipe", columns, tuple(body), notes).markdown()
+
+
+def numbers(method: str) -> str:
+    """A method between floor and ceiling in each main table, for its own page."""
+    body = []
+    for table in MAIN:
+        found = cells(table).get("", {})
+        if method in found and FLOOR in found:
+            three = (shown(found.get(row, ()), "last_balanced_accuracy") for row in (FLOOR, method, CEILING))
+            body.append((NAMES[table], *three, points(above(found, method)), found[method][0]["method"]))
+    if not body:
+        return NOT_YET
+    columns = ("data", FLOOR, method, CEILING, f"above {FLOOR}", "version")
+    return Table("Balanced accuracy on test in the last round, in percent", columns, tuple(body)).markdown()
+
+
+# Tuning.
+
+
+def tuning(table: str) -> str:
+    """What was tried on validation, and what was chosen."""
+    lines = [line for line in stored.read_lines(f"tuning-{table[0]}") if not line["cell"]]
+    if not lines:
+        return NOT_YET
+    found, body = Tuning(table, lines), []
+    for row in rows():
+        own = [line for line in lines if line["row"] == row]
+        if not own:
+            continue
+        chosen = found.chosen(row)
+        mark = " ".join(chosen[1]) if chosen and chosen[0] == row else None
+        tried = ", ".join(
+            f"**{said}**" if line["settings"] == mark else said
+            for line in own
+            for said in [f"{brief(line['settings'])}: {100 * float(line[SCORE]):.1f}"]
+        )
+        other = "–" if chosen is None else "yes" if mark else f"no, {chosen[0]}"
+        body.append((row, tried, other, rows()[row].get("tune", {}).get("why", "")))
+    columns = ("row", "tried: balanced acc. on validation", "in the tables", "why this setting")
+    return Table(f"Tuned on {NAMES[table]}, seed 100", columns, tuple(body)).markdown()
+
+
+def brief(settings: str) -> str:
+    """Settings as people write them; the rate of unlabeled images follows from the other."""
+    words = (word.removeprefix("method.").removeprefix("local.") for word in settings.split())
+    return " ".join(word for word in words if not word.startswith("lr_unlabeled"))
+
+
+def rounds_enough() -> str:
+    """Whether twice the rounds gain a point or more on validation."""
+    body, said = [], []
+    for table in MAIN:
+        every = stored.read_lines(f"tuning-{table[0]}")
+        once = {(line["row"], line["settings"]): line for line in every if not line["cell"]}
+        for line in (line for line in every if line["cell"]):
+            settings = re.sub(r" ?rounds=\d+", "", line["settings"])
+            before = float(once[line["row"], settings][SCORE])
+            gain = float(line[SCORE]) - before
+            scores = f"{100 * before:.1f}", f"{100 * (gain + before):.1f}", f"{100 * gain:+.1f}"
+            body.append((f"{NAMES[table]}, {line['row']}", *scores))
+            said += [f"{line['row']} on {NAMES[table]}"] if gain >= ENOUGH else []
+    if not body:
+        return NOT_YET
+    words = "Rounds are enough: twice as many gain nobody a point."
+    if said:
+        words = f"Not enough for {', '.join(said)}: twice the rounds gain a point or more."
+    columns = ("row", "as in the tables", "twice the rounds", "gain")
+    return Table("Balanced accuracy on validation, seed 100", columns, tuple(body), (words,)).markdown()
+
+
+# The other tables.
+
+
+def printed() -> str:
+    """Each version as printed and by the recipe."""
+    found = cells("h-printed")
+    recipe, paper = found.get("fewlabel", {}), found.get("printed", {})
+    if not paper:
+        return NOT_YET
+    body, gains = [], {}
+    for row in content("h-printed")["only"]:
+        mine, theirs = recipe.get(row, ()), paper.get(row, ())
+        if mine and theirs:
+            gains[row] = score(mine) - score(theirs)
+        costs = [
+            f"{mean(lines, 'images_labeled', 'images_unlabeled') / 1e3:,.0f}" if lines else "–"
+            for lines in (theirs, mine)
+        ]
+        body.append((
+            row,
+            f"{shown(theirs, 'last_balanced_accuracy')}{seeds_of(theirs)}",
+            f"{shown(mine, 'last_balanced_accuracy')}{seeds_of(mine)}",
+            f"{gains[row]:+.1f}" if row in gains else "–",
+            *costs,
+        ))  # fmt: skip
+    columns = ("row", "printed", "fewlabel", "gain", "printed: images, thousands", "fewlabel: images, thousands")
+    words = []
+    if gains:
+        least, most = min(gains, key=lambda row: gains[row]), max(gains, key=lambda row: gains[row])
+        words = [f"The recipe brings between {gains[least]:+.1f} ({least}) and {gains[most]:+.1f} points ({most})."]
+    return Table(content("h-printed")["title"], columns, tuple(body), tuple(words)).markdown()
+
+
+def parts() -> str:
+    """Each method beside itself without a part."""
+    found = cells("g-parts").get("", {})
+    if not found:
+        return NOT_YET
+    body, without, largest = [], {}, {}
+    for name, changes in {FLOOR: {}, **content("g-parts")["parts"]}.items():
+        if name not in found:
+            continue
+        body.append((name, shown(found[name], "last_balanced_accuracy"), ""))
+        for part in changes:
+            row = f"{name}-{part}"
+            if row in found:
+                change = score(found[row]) - score(found[name])
+                body.append((f"– {part}", shown(found[row], "last_balanced_accuracy"), f"{change:+.1f}"))
+                (without if part == "on-labels" else largest)[row] = change
+    words = []
+    if largest:
+        worst = min(largest, key=lambda row: largest[row])
+        words.append(f"The part that brings most: without it, {worst} changes by {largest[worst]:+.1f} points.")
+    if without:
+        better = [row.removesuffix("-on-labels") for row, change in without.items() if change > 0]
+        named = f": {', '.join(better)}." if better else "."
+        words.append(f"{len(better)} of {len(without)} methods are better without any unlabeled image{named}")
+    words.append("One seed: differences of a point or two may be chance.")
+    return Table(content("g-parts")["title"], ("row", "balanced acc.", "change"), tuple(body), tuple(words)).markdown()
+
+
+def by_cell(table: str) -> str:
+    """The rows of a table beside each other in its cells, with those of the table that it builds on."""
+    if table not in EVERY or not (found := cells(table)):
+        return NOT_YET
+    names = sorted({row for rows_here in found.values() for row in rows_here}, key=place)
+    base = cells(content(table)["of"]).get("", {}) if "best" in content(table) else {}
+    shown_cells = {**found, **({"as in (a)": base} if base else {})}
+
+    def cell_of(row: str, rows_here: Rows) -> str:
+        lines = rows_here.get(row, ())
+        return f"{shown(lines, 'last_balanced_accuracy')}{seeds_of(lines) if lines else ''}"
+
+    body = tuple((row, *(cell_of(row, rows_here) for rows_here in shown_cells.values())) for row in names)
+    words = []
+    for cell, rows_here in found.items():
+        gains = {row: gain for row in rows_here if (gain := above(rows_here, row))}
+        if gains:
+            best = max(gains, key=lambda row: gains[row].mean)
+            chance = ", which may be chance" if gains[best].chance else ""
+            words.append(f"{cell}: {best} is highest, {points(gains[best])} above {FLOOR}{chance}.")
+    return Table(content(table)["title"], ("row", *shown_cells), body, tuple(words)).markdown()
+
+
+def streaming() -> str:
+    """FedMatch's streaming scenarios, beside the numbers of its paper. Its lines are of an earlier study."""
+    paper = {row.name: row.paper for row in read_table(TABLES / f"{STREAMING}.toml").rows}
+    grouped: dict[str, dict[str, list[Line]]] = {}
+    for line in stored.read_lines(STREAMING):
+        grouped.setdefault(line["cell"], {}).setdefault(line["row"], []).append(line)
+    keys = {"accuracy": "accuracy", "local_accuracy": "local accuracy", "sent": "numbers sent"}
+    columns = ("row", *(name for word in keys.values() for name in (word, f"paper: {word}")))
+    tables = []
+    for cell, rows_here in grouped.items():
+        body = []
+        for row, lines in rows_here.items():
+            own = [shown(lines, key if key == "sent" else f"last_{key}") for key in keys]
+            theirs = [str(paper.get(f"{cell}/{row}", {}).get(key, "–")) for key in keys]
+            body.append((row, *(cell for both in zip(own, theirs, strict=True) for cell in both)))
+        tables.append(Table(f"(k) Fashion-MNIST as a stream, {cell}", columns, tuple(body)).markdown())
+    return "\n".join(tables) or NOT_YET

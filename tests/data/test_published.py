@@ -960,6 +960,23 @@ def test_no_group_is_on_two_sides_and_the_sides_have_about_their_sizes(sizes, se
         assert abs((side == name).sum() - share * len(group)) <= 10  # a group of nine may lie across a border
 
 
+def test_validation_of_published_training_images_leaves_the_test_as_it_is():
+    published = dict(zip(("train", "test"), parts(6000, 30).values(), strict=True))
+    side = sides(published, "validation-5000", 0)
+    assert {name: int((side["train"] == name).sum()) for name in ("train", "validation")} == {
+        "train": 1000, "validation": 5000,
+    }  # fmt: skip
+    assert set(side["test"]) == {"test"}
+    assert np.array_equal(side["train"], sides(published, "validation-5000", 0)["train"])
+    assert not np.array_equal(side["train"], sides(published, "validation-5000", 1)["train"])
+    for sizes in ((5000, 30), (6000, 30, 30)):
+        given = dict(zip(("train", "test", "validation"), parts(*sizes).values(), strict=False))
+        with pytest.raises(
+            BadInput, match=r"needs published splits for training and test, no other, and more than 5,0"
+        ):
+            sides(given, "validation-5000", 0)
+
+
 def test_a_split_that_is_not_there_or_leaves_nothing_is_refused(data, publish):
     make_medmnist(data, "breastmnist")
     publish("breastmnist")
