@@ -20,9 +20,7 @@ def experiments_of(
         if key in given and option is not None:
             raise BadInput(f"{key} is given twice, by --set and by an option of its own; give one of them")
     one = row.experiment([*changes, *([] if rounds is None else [f"rounds={rounds}"])])
-    work = row.work if rounds is None and "rounds" not in given else None
-    every = (replace(one, seed=seed) for seed in dict.fromkeys(seeds or [one.seed]))
-    return tuple(work.given_to(experiment) if work else experiment for experiment in every)
+    return tuple(replace(one, seed=seed) for seed in dict.fromkeys(seeds or [one.seed]))
 
 
 def as_file(row: PaperRow, experiment: Experiment) -> str:

@@ -5,10 +5,8 @@ them share, and `rows` the rows. A row names the groups that it `use`s, in their
 holds the printed numbers in percent, with the standard deviation if there is one, by the names of
 `fewlabel.core.metrics`. A `note` of the table, a group or a row says what is not the paper's.
 
-If a table has `cells`, every row stands in each of them, as CELL/ROW. A cell's `paper` and `passes` are by row. `tuned`
-names a file beside the table's, whose `rows` have the settings that validation chose; a row's own `tuned` names the one
-it takes. A table with `images` instead of rounds has runs of equal work: a row's `passes` say how often its rounds pass
-over labeled and over unlabeled images. `of` names a table beside this one that has everything this one does not say.
+A table's `tuned` names a file beside the table's, whose `rows` have the settings that validation chose; a row's own
+`tuned` names the one it takes.
 """
 
 import tomllib
@@ -49,31 +47,6 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class Work:
-    """The number of images that a run trains on. How many rounds that takes depends on who holds what."""
-
-    images: int
-    labeled: float  # passes over labeled images in a round after the warm-up
-    unlabeled: float
-    measured: int = 16  # times in a run
-
-    def given_to(self, experiment: Experiment) -> Experiment:
-        """Return the experiment with the number of rounds that comes nearest to this work."""
-        from fewlabel.data import partition
-        from fewlabel.engine.world import dataset_of
-
-        dealt = partition.of(dataset_of(experiment), experiment)
-        labeled = len(dealt.server) + sum(len(holding.labeled) for holding in dealt.shares)
-        unlabeled = sum(len(holding.unlabeled) for holding in dealt.shares)
-        warmup = getattr(experiment.method, "warmup", 0)
-        first = warmup * getattr(experiment.method, "warmup_epochs", 1) * labeled
-        rest = round((self.images - first) / (self.labeled * labeled + self.unlabeled * unlabeled))
-        rounds = warmup + max(1, rest)
-        every = max(1, round(rounds / self.measured))
-        return replace(experiment, rounds=rounds, evaluate=replace(experiment.evaluate, every=every))
-
-
-@dataclass(frozen=True)
 class PaperRow:
     """A row of a table, or a curve or point of a figure."""
 
@@ -82,7 +55,6 @@ class PaperRow:
     settings: dict[str, Any]  # of the whole experiment
     paper: dict[str, Printed]
     notes: tuple[str, ...]
-    work: Work | None = None
 
     @property
     def id(self) -> str:
@@ -90,7 +62,7 @@ class PaperRow:
 
     @property
     def rounds(self) -> int:
-        return int(self.settings.get("rounds", 0))  # 0: they follow from the work
+        return int(self.settings.get("rounds", Experiment.rounds))
 
     def experiment(self, changes: Sequence[str] = ()) -> Experiment:
         """Read the row's experiment, with changes such as `clients.alpha=0.1`."""
@@ -137,23 +109,14 @@ def own_table(path: Path) -> PaperTable:
 
 def read_table(path: Path) -> PaperTable:
     content = tomllib.loads(path.read_text())
-    if "of" in content:
-        content = tomllib.loads((path.parent / content["of"]).read_text()) | content
     chosen, note = read_tuned(path.parent / content["tuned"]) if "tuned" in content else ({}, "")
     shared = {**content["experiment"], "note": " ".join(filter(None, (content.get("note"), note)))}
 
-    def row(cell_name: str, cell: dict[str, Any], name: str, own: dict[str, Any]) -> PaperRow:
+    def row(name: str, own: dict[str, Any]) -> PaperRow:
         groups = (content["groups"][group] for group in own.get("use", ()))
-        here = {**cell, "paper": cell.get("paper", {}).get(name, {})}
-        parts = [shared, here, *groups, own, chosen.get(own.get("tuned", name), {})]
-        found = read_row(path.stem, f"{cell_name}/{name}" if cell_name else name, parts)
-        if "images" not in content:
-            return found
-        return replace(found, work=Work(content["images"], *cell.get("passes", {}).get(name, own["passes"])))
+        return read_row(path.stem, name, [shared, *groups, own, chosen.get(own.get("tuned", name), {})])
 
-    rows = content["rows"].items()
-    cells = content.get("cells", {"": {}}).items()
-    every = tuple(row(cell_name, cell, name, own) for cell_name, cell in cells for name, own in rows)
+    every = tuple(row(name, own) for name, own in content["rows"].items())
     return PaperTable(path.stem, content["paper"], content["title"], every)
 
 
@@ -174,7 +137,7 @@ def read_row(table: str, name: str, parts: Sequence[dict[str, Any]]) -> PaperRow
     settings: dict[str, Any] = reduce(overlay, parts, {})
     paper = settings.pop("paper", {})
     printed = {key: Printed(*(value if isinstance(value, list) else [value])) for key, value in paper.items()}
-    for key in ("use", "note", "passes", "tuned"):  # which are no settings
+    for key in ("use", "note", "tuned"):  # which are no settings
         settings.pop(key, None)
     return PaperRow(table, name, settings, printed, notes)
 

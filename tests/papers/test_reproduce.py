@@ -551,6 +551,7 @@ def test_a_metric_that_there_is_not_is_refused_before_anything_runs(fewlabel: Co
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "experiments" / "results").glob("[!t]*.toml")))
-def test_every_row_of_our_own_results_is_a_valid_experiment(path: Path):
-    assert [row.experiment() for row in tables.read_table(path).rows]
+def test_every_row_of_our_own_streams_is_a_valid_experiment():
+    path = Path(__file__).parents[2] / "experiments" / "results" / "k-streaming.toml"
+    rows = {row.name: row.experiment() for row in tables.read_table(path).rows}
+    assert rows["standard/local-uda"].method.local.lr == rows["standard/fedavg-uda"].method.local.lr  # tuned as that
