@@ -93,6 +93,7 @@ def families(own: bool = False) -> dict[str, list[str]]:
     return found
 
 
+@cache
 def given(table: str, row: str, cell: str = "") -> dict[str, Any]:
     """The experiment of a row, as a table for `read`."""
     about = content(table)

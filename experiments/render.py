@@ -193,7 +193,7 @@ def verdict(rows_here: Rows) -> str:
     kinds: dict[str, dict[str, float]] = {"above": {}, "level": {}, "below": {}}
     few = [row for row, lines in rows_here.items() if len(lines) < len(SEEDS)]  # of which nothing is said yet
     for row in rows_here:
-        if row != FLOOR and row not in few and not rows().get(row, {}).get("ceiling"):
+        if not {FLOOR, row} & set(few) and row != FLOOR and not rows().get(row, {}).get("ceiling"):
             kinds[side(rows_here, row)][row] = 100 * above(rows_here, row).mean
     words = [f"Labels alone have {shown(rows_here[FLOOR], 'last_balanced_accuracy')}."]
     for kind, said in (("above", "above them by more than chance"), ("below", "below them by more than chance")):
@@ -278,7 +278,7 @@ def overall() -> str:
         for table, gain in gains.items():
             marks = "" if gain is None or gain.chance else " *"
             cells_here.append("–" if gain is None else f"{100 * gain.mean:+.1f}{marks}{seeds_of(there[table][row])}")
-        whole = [table for table, gain in gains.items() if gain and len(there[table][row]) == len(SEEDS)]
+        whole = [table for table in there if all(len(there[table].get(one, ())) == len(SEEDS) for one in (FLOOR, row))]
         sides = [side(there[table], row) for table in whole]
         counts = (f"{sides.count(kind)} of {len(sides)}" for kind in ("above", "below"))
         body.append((row, *cells_here, f"{typical[row]:+.1f}", *counts))

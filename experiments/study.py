@@ -36,7 +36,7 @@ from fewlabel.data import partition
 from fewlabel.data.labels import spread
 from fewlabel.engine import record
 from fewlabel.engine.pool import end_with
-from fewlabel.engine.run import prepare
+from fewlabel.engine.run import Interrupted, prepare
 from fewlabel.engine.sweep import attempt
 from fewlabel.engine.world import dataset_of
 from fewlabel.experiment import Experiment, load
@@ -121,8 +121,9 @@ def copied(trial: Trial, wanted: Experiment, known: Sequence[Line]) -> bool:
     if trial.tunes or same is None:
         return False
     own = {"table": trial.table, "cell": trial.cell, "row": trial.row, "settings": " ".join(trial.settings)}
-    curves = lines.read_curves(same["table"])[same["cell"]][same["row"]][same["seed"]]
-    lines.add_curves(trial.table, trial.cell, trial.row, str(trial.seed), curves)
+    curves = lines.read_curves(same["table"]).get(same["cell"], {}).get(same["row"], {}).get(same["seed"])
+    if curves:
+        lines.add_curves(trial.table, trial.cell, trial.row, str(trial.seed), curves)
     lines.add({**same, **own})
     return True
 
@@ -188,15 +189,20 @@ def run(tables: Sequence[str], changes: Sequence[str], without: Sequence[str], w
                         end = {"failed": "its process died; do the same again to resume it"}
                     ready.close()
                     process.join()
+                    try:
+                        words = finish(trial, directory) if end.get("done") else "stopped"
+                    except FewLabelError as error:
+                        end = {"failed": str(error)}
                     if "failed" in end:
                         failed[trial.key] = end["failed"]
-                        say(trial, f"FAILED: {end['failed']}")
-                    elif end["done"]:
-                        say(trial, finish(trial, directory))
+                        words = f"FAILED: {end['failed']}"
+                    say(trial, words)
         finally:
             for _, _, process in under_way.values():
                 process.kill()
                 process.join()
+        if stop():
+            raise Interrupted("stopped; do the same again to go on")
     if failed:
         print(f"{len(failed)} runs failed; do the same again to try them again", file=sys.stderr)
     return len(failed)

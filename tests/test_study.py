@@ -77,7 +77,7 @@ FILES = {"rows": ROWS, "a-blood": TABLE, "g-parts": PARTS, "i-labels": FEWER, "h
 
 
 def forget() -> None:
-    for cached in (plan.content, plan.rows, plan.shares, plan.rates):
+    for cached in (plan.content, plan.rows, plan.shares, plan.rates, plan.given):
         cached.cache_clear()
 
 
@@ -416,6 +416,8 @@ def test_a_row_is_above_the_floor_only_if_every_seed_and_the_interval_say_so(mon
         "1 of 3 methods is below them by more than chance: isofed (-35.0). May be chance: fedirm (+1.0). "
         "All labels have 95.0 ± 7.1. Not all seeds are there yet: fedmatch.\n"
     )
+    less = {**rows, FLOOR: rows[FLOOR][:1]}  # without all seeds of the floor, nothing is said of anybody
+    assert "None of 0 methods is above them" in render.verdict(less)
     assert render.closed(rows, "rscfed") == "78"  # 35 of 45 points
     assert render.closed(rows, FLOOR) == render.closed({FLOOR: rows[FLOOR]}, "rscfed") == "–"
     assert render.verdict({"rscfed": rows["rscfed"]}).startswith("labels-only has no run yet")
