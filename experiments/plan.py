@@ -5,7 +5,7 @@ study that was stopped goes on where lines are missing. What chooses reads valid
 """
 
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
 from pathlib import Path
@@ -133,10 +133,16 @@ def search(
 class Tuning:
     """What lines say about the tuning of one table, and what is left to try."""
 
-    def __init__(self, table: str, lines: Iterable[Line], failed: Iterable[tuple[str, ...]] = ()) -> None:
+    def __init__(
+        self,
+        table: str,
+        lines: Iterable[Line],
+        failed: Iterable[tuple[str, ...]] = (),
+        without: Sequence[str] = (),
+    ) -> None:
         self.table, self.name = table, f"tuning-{table[0]}"
         self.scores = {key_of(line): float(line[SCORE]) for line in lines if line["table"] == self.name}
-        self.failed = set(failed)
+        self.failed, self.without = set(failed), without
 
     def trial(self, row: str, settings: Settings, cell: str = "") -> Trial:
         return Trial(self.name, cell, row, TUNED_ON, given(self.table, row), settings)
@@ -192,12 +198,12 @@ class Tuning:
 
     def twice(self, own: bool) -> Iterator[Trial]:
         """Floor, best other and our own with twice the rounds: whether rounds are enough."""
-        best = {name: self.best(name) for name in families(own)}
+        best = {name: self.best(name) for name in families(own) if name not in self.without}
         known = {name: trial for name, trial in best.items() if trial}
         if len(known) < len(best):
             return
         others = sorted((name for name in known if name != FLOOR), key=lambda name: -(self.score(known[name]) or 0.0))
-        for name in [*([] if own else [FLOOR]), *others[:1]]:
+        for name in [*([FLOOR] if FLOOR in known else []), *others[:1]]:
             rounds = 2 * content(self.table)["experiment"]["rounds"]
             yield self.trial(known[name].row, (*known[name].settings, f"rounds={rounds}"), "twice the rounds")
 
@@ -227,7 +233,7 @@ def trials(
     about, tuning = content(table), tunings[content(table)["tuned"]]
     own_versions = about.get("versions", False)
     for cell, said in about.get("cells", {"": {}}).items():
-        for name in names(table, said, lines, tuning.failed):
+        for name in names(table, said, lines, {key[2] for key in tuning.failed if key[0] == about["tuned"]}):
             if not wanted(name):
                 continue
             found = (name, ()) if said.get("as_printed") else tuning.chosen(name, own_versions)
@@ -240,27 +246,22 @@ def trials(
                     yield Trial(table, cell, row, seed, base, (*settings, *changes), said.get("fewer"))
 
 
-def names(
-    table: str, cell: Mapping[str, Any], lines: Iterable[Line], failed: Iterable[tuple[str, ...]] = ()
-) -> list[str]:
+def names(table: str, cell: Mapping[str, Any], lines: Iterable[Line], lost: Collection[str]) -> list[str]:
     """The rows of a cell: those that the table names, its best, or one for each method and the ceilings."""
     about = content(table)
     if only := cell.get("only", about.get("only")):
         return list(only)
     usual = [name for name in rows() if family(name) == name]
     if "best" in about:
-        return best_rows(usual, lines, failed, about["tuned"], about["best"])
+        return best_rows(usual, lines, lost, about["tuned"], about["best"])
     if "parts" in about:
         return [FLOOR, *about["parts"]]
     return [name for name in usual if name not in about.get("leave_out", ())]
 
 
-def best_rows(
-    usual: Sequence[str], lines: Iterable[Line], failed: Iterable[tuple[str, ...]], table: str, count: int
-) -> list[str]:
-    """Labels alone, and the rows with the best mean validation over all seeds; none before all others are done."""
+def best_rows(usual: Sequence[str], lines: Iterable[Line], lost: Collection[str], table: str, count: int) -> list[str]:
+    """Labels alone, and the rows with the best mean validation over all seeds, when all but the lost ones are done."""
     found: dict[str, list[float]] = {}
-    lost = {key[2] for key in failed if key[0] == table}
     for line in lines:
         if line["table"] == table:
             found.setdefault(line["row"], []).append(float(line[SCORE]))
@@ -282,10 +283,15 @@ def plan(
     lines: Sequence[Line],
     failed: Iterable[tuple[str, ...]] = (),
     without: Sequence[str] = (),
+    later: Iterable[tuple[str, ...]] = (),
 ) -> Iterator[Trial]:
-    """All trials that can be run by now, the first first. Of each stage, our own method comes last."""
+    """All trials that can be run by now, the first first. Of each stage, our own method comes last.
+
+    Tuning goes on without what `failed`. What is for `later` is not tried now, and what depends on it waits.
+    """
     failed = set(failed)
-    tunings = {name: Tuning(name, lines, failed) for name in MAIN if content(name)["tuned"] == name}
+    lost = failed | {(table, "", row, "", "") for table in MAIN for row in without}
+    tunings = {name: Tuning(name, lines, lost, without) for name in MAIN if content(name)["tuned"] == name}
     tuned = dict.fromkeys(content(name)["tuned"] for name in tables)
 
     def row_of(kind: str) -> Callable[[str], bool]:
@@ -306,7 +312,7 @@ def plan(
             for kind in ("", "own", "ceiling"):
                 yield from trials(name, tunings, lines, row_of(kind))
 
-    done = {key_of(line) for line in lines} | failed
+    done = {key_of(line) for line in lines} | failed | set(later)
     for trial in every():
         if trial.key not in done and not any(trial.row == row or trial.row.startswith(f"{row}-") for row in without):
             yield trial

@@ -143,7 +143,7 @@ def finish(trial: Trial, directory: Path) -> str:
 def run(tables: Sequence[str], changes: Sequence[str], without: Sequence[str], workers: int, root: Path) -> int:
     """Run what has no line, the first first, as many at once as there are workers. Return how many failed."""
     root.mkdir(parents=True, exist_ok=True)
-    failed: dict[tuple[str, ...], str] = {}
+    failed, died = set[tuple[str, ...]](), set[tuple[str, ...]]()
     under_way: dict[Connection, tuple[Trial, Path, BaseProcess]] = {}
     context = multiprocessing.get_context("fork")
     with (root / ".lock").open("w") as lock, interruptible("do the same again") as stop:
@@ -153,7 +153,7 @@ def run(tables: Sequence[str], changes: Sequence[str], without: Sequence[str], w
         def start() -> bool:
             known = known_lines(tables)
             busy = {trial.key for trial, *_ in under_way.values()}
-            trial = next((one for one in plan(tables, known, failed, without) if one.key not in busy), None)
+            trial = next((one for one in plan(tables, known, failed, without, died) if one.key not in busy), None)
             if trial is None:
                 return False
             try:
@@ -162,7 +162,7 @@ def run(tables: Sequence[str], changes: Sequence[str], without: Sequence[str], w
                     say(trial, "as in another table")
                     return True
             except FewLabelError as error:
-                failed[trial.key] = str(error)
+                failed.add(trial.key)
                 say(trial, f"FAILED: {error}")
                 return True
             directory, (mine, its) = place(trial, root), context.Pipe(duplex=False)
@@ -185,27 +185,30 @@ def run(tables: Sequence[str], changes: Sequence[str], without: Sequence[str], w
                     trial, directory, process = under_way.pop(ready)
                     try:
                         end = json.loads(ready.recv_bytes())
-                    except EOFError:
-                        end = {"failed": "its process died; do the same again to resume it"}
+                    except EOFError:  # killed by someone, or by the system for want of memory: it may do well later
+                        end = {}
+                        died.add(trial.key)
                     ready.close()
                     process.join()
                     try:
-                        words = finish(trial, directory) if end.get("done") else "stopped"
+                        words = (
+                            finish(trial, directory) if end.get("done") else end.get("failed", "its process stopped")
+                        )
                     except FewLabelError as error:
-                        end = {"failed": str(error)}
+                        words, end = str(error), {}
+                        died.add(trial.key)
                     if "failed" in end:
-                        failed[trial.key] = end["failed"]
-                        words = f"FAILED: {end['failed']}"
-                    say(trial, words)
+                        failed.add(trial.key)
+                    say(trial, f"FAILED: {words}" if trial.key in failed | died else words)
         finally:
             for _, _, process in under_way.values():
                 process.kill()
                 process.join()
         if stop():
             raise Interrupted("stopped; do the same again to go on")
-    if failed:
-        print(f"{len(failed)} runs failed; do the same again to try them again", file=sys.stderr)
-    return len(failed)
+    if failed | died:
+        print(f"{len(failed | died)} runs failed; do the same again to try them again", file=sys.stderr)
+    return len(failed | died)
 
 
 def say(trial: Trial, words: str) -> None:

@@ -179,9 +179,26 @@ def test_the_whole_study_in_its_order():
     assert [trial.row for trial in done if trial.cell == "twice the rounds"][:2] == [FLOOR, "fedavg-fixmatch"]
 
 
+def test_what_depends_on_a_run_that_died_waits_and_what_failed_does_not_count():
+    forget()
+    every = [trial for trial in plan.plan(["a-blood"], []) if trial.row == FLOOR]
+    assert len(every) == 3
+    known = [told(trial, 0.5) for trial in every[:2]]
+
+    def next_of(**lost: list[tuple[str, ...]]) -> set[tuple[str, int]]:
+        trials = plan.plan(["a-blood"], known, **lost)
+        return {(trial.row, trial.seed) for trial in trials if trial.row in (FLOOR, CEILING)}
+
+    assert next_of() == {(FLOOR, plan.TUNED_ON)}
+    assert next_of(later=[every[2].key]) == set()
+    assert next_of(failed=[every[2].key]) == {(row, seed) for row in (FLOOR, CEILING) for seed in plan.SEEDS}
+
+
 def test_rows_can_be_left_out_with_their_versions():
     forget()
     done = played(lambda trial: 0.5, ("tutor", "fedmatch", "all-labels"))
+    assert {trial.table for trial in done} >= set(plan.EVERY)  # also those of the best rows
+    assert next(trial.row for trial in done if trial.cell == "twice the rounds") == FLOOR
     assert not [trial for trial in done if trial.row.startswith(("tutor", "fedmatch", "all-labels"))]
     assert [trial for trial in done if trial.row == "labels-only"]
 
