@@ -196,14 +196,16 @@ def verdict(rows_here: Rows) -> str:
         if not {FLOOR, row} & set(few) and row != FLOOR and not rows().get(row, {}).get("ceiling"):
             kinds[side(rows_here, row)][row] = 100 * above(rows_here, row).mean
     words = [f"Labels alone have {shown(rows_here[FLOOR], 'last_balanced_accuracy')}."]
-    for kind, said in (("above", "above them by more than chance"), ("below", "below them by more than chance")):
+    judged = sum(map(len, kinds.values()))
+    for kind in ("above", "below") if judged else ():
         order = sorted(kinds[kind], key=lambda row: -abs(kinds[kind][row]))
         named = ", ".join(f"{row} ({kinds[kind][row]:+.1f})" for row in order)
-        count = len(order)
-        words.append(
-            f"{count or 'None'} of {sum(map(len, kinds.values()))} methods {'is' if count <= 1 else 'are'} {said}"
+        said = (
+            f"{len(order) or 'None'} of {judged} methods {'are' if order[1:] else 'is'} {kind} them by more than chance"
         )
-        words[-1] += f": {named}." if named else "."
+        words.append(f"{said}: {named}." if named else f"{said}.")
+    if not judged:
+        words.append("No method has all seeds yet.")
     if level := kinds["level"]:
         named = ", ".join(f"{row} ({level[row]:+.1f})" for row in sorted(level, key=lambda row: -level[row]))
         words.append(f"May be chance: {named}.")
