@@ -32,8 +32,8 @@ class SiteState:
     """A site as the page shows it."""
 
     name: str
-    labeled: int
-    unlabeled: int
+    labeled: int | None  # None if it has not told yet
+    unlabeled: int | None
     state: str  # "takes part", "waited for" or "no reply"
     about: str = ""  # how long it is waited for, or why it gave no reply
 

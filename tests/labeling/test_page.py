@@ -146,6 +146,10 @@ def test_the_models_opinion_is_hidden_until_asked_for_and_for_each_image_anew(mo
         assert [url for url in tab.fetched if "/opinion/" in url][len(before) :] == [f"{address}opinion/0"]
         answer(tab, "1")
         assert tab.ask(hidden)
+        for _ in range(4):
+            answer(tab, "1")
+        tab.wait("!document.getElementById('end').hidden")
+        assert "All 5 labels are '1'." in tab.ask("document.getElementById('end').innerText")
 
 
 @browsed
