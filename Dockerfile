@@ -10,8 +10,10 @@ COPY pyproject.toml README.md LICENSE /source/
 COPY fewlabel /source/fewlabel
 RUN pip install --no-cache-dir /source && rm -rf /source
 
-# What FewLabel writes belongs to this user; use --user "$(id -u)" to own it yourself.
-RUN useradd --create-home fewlabel
+# What FewLabel writes belongs to this user; use --user "$(id -u)" to own it yourself. Such a user has no home, so caches
+# go where everybody may write.
+ENV XDG_CACHE_HOME=/tmp/cache MPLCONFIGDIR=/tmp/matplotlib
+RUN useradd --create-home fewlabel && install --directory --owner fewlabel /work
 USER fewlabel
 WORKDIR /work
 ENTRYPOINT ["fewlabel"]
