@@ -123,7 +123,8 @@ def test_a_real_run_that_guesses_is_told_while_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    more = ["--data", "digits", "--set", "rounds=3", "--set", "recipe=printed", "--workers", "1"]
+    quick = ("rounds=3", "recipe=printed", "data.image_size=16", "clients.count=4", "method.local.epochs=2")
+    more = ["--data", "digits", "--workers", "1", *(word for change in quick for word in ("--set", change))]
     assert main(["run", "--method", "rscfed", *more]) == 0
     told = capsys.readouterr()
     (warning,) = [text for text in told.err.splitlines() if text.startswith("fewlabel: round")]
