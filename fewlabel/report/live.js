@@ -44,7 +44,9 @@ function plot(curve, runs) {
   const values = curve.lines.flatMap(line => line.points.map(point => point[1]));
   let low = Math.floor(10 * Math.min(...values)) / 10, high = Math.ceil(10 * Math.max(...values)) / 10;
   if (high <= low) high = low + 0.1;
-  const x = round => left + (width - left - right) * (curve.rounds > 1 ? (round - 1) / (curve.rounds - 1) : 0.5);
+  const reached = Math.max(...curve.lines.map(line => line.points.at(-1)[0]));
+  const end = Math.min(curve.rounds, Math.max(10, 2 * reached));  // of many rounds, the first few would be a wall
+  const x = round => left + (width - left - right) * (end > 1 ? (round - 1) / (end - 1) : 0.5);
   const y = value => top + (height - top - bottom) * (1 - (value - low) / (high - low));
   const last = curve.lines.map(line => `${runs[line.run].name} ${percent(line.points.at(-1)[1])}`);
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
@@ -54,7 +56,7 @@ function plot(curve, runs) {
     svg.append(shape("text", { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, (100 * value).toFixed(0)));
   }
   svg.append(shape("text", { x: left, y: height - 6 }, "round 1"));
-  svg.append(shape("text", { x: width - right, y: height - 6, "text-anchor": "end" }, String(curve.rounds)));
+  svg.append(shape("text", { x: width - right, y: height - 6, "text-anchor": "end" }, String(end)));
   for (const line of curve.lines) {
     const points = line.points.map(([round, value]) => `${x(round).toFixed(1)},${y(value).toFixed(1)}`);
     const behind = picked === null || picked === line.run ? "" : " behind";
@@ -88,6 +90,7 @@ function draw() {
   const rows = state.runs.map(run => [...(many ? [run.name, run.seed,
     { text: run.state, cls: run.state === "failed" ? "bad" : "" }, `${run.round}/${run.rounds}`] : []),
     ...labels.map(key => percent(run.last[key])), run.sent, run.per_round || "–"]);
+  $("runs").hidden = !many && !state.done;
   $("runs").replaceChildren(...table(many ? "Runs" : "So far", head, rows));
   if (many) document.querySelectorAll("#runs tbody tr").forEach((row, n) => {
     row.firstChild.prepend(sample(n));
