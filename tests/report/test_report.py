@@ -19,7 +19,7 @@ from fewlabel.experiment import Experiment, read
 from fewlabel.report.charts import Cells
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.curves import MOST_POINTS
-from fewlabel.report.plots import ABOUT, left_out, sections
+from fewlabel.report.plots import ABOUT, FIRST, SEVERAL_SEEDS, about_sections, left_out, sections
 from fewlabel.report.results import Result
 from fewlabel.report.runs import Row
 from fewlabel.report.static import cells, limit_to_percent
@@ -106,13 +106,15 @@ def headings(path: Path) -> set[str]:
     return set(re.findall(r"<h2>(.*?)</h2>", path.read_text()))
 
 
-def test_each_method_shows_what_it_logs(pages: dict[str, Path]) -> None:
+def test_each_method_shows_what_it_logs(pages: dict[str, Path], real: dict[str, list[Result]]) -> None:
     special = set().union(*METHODS.values())
     for method, own in METHODS.items():
         assert headings(pages[method]) & (special | ALWAYS) - {"Pseudo-labels"} == ALWAYS | own - {"Pseudo-labels"}
     assert headings(pages["all"]) >= ALWAYS | special
     page = html.unescape(pages["all"].read_text())
-    for heading, words in ABOUT.items():
+    seeds = {FIRST: ABOUT[FIRST] + SEVERAL_SEEDS}  # of cbafed
+    assert about_sections([Row("isofed", tuple(real["isofed"]))])[FIRST] == ABOUT[FIRST]
+    for heading, words in (ABOUT | seeds).items():
         assert f"<h2>{heading}</h2>\n<p>{words}</p>" in page
 
 
