@@ -34,7 +34,7 @@ class SiteState:
     name: str
     labeled: int | None  # None if it has not told yet
     unlabeled: int | None
-    state: str  # "takes part", "waited for" or "no reply"
+    state: str  # such as "takes part", "waited for" or "no reply"
     about: str = ""  # how long it is waited for, or why it gave no reply
 
 

@@ -9,8 +9,9 @@
 
   const text = s => String(s).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const short = s => text(s.length > NAME ? s.slice(0, NAME - 1) + "…" : s);
-  function lines(name) {  // long names in several lines: names that begin alike must be told apart
+  function lines(name, _, all) {  // long names in several lines: names that begin alike must be told apart
     const found = [""];
+    if (all && all.length > MOST_NUMBERS) return [short(name)];  // so many have no room for more
     for (const word of String(name).split(/(?<=[\s,_-])|(?<=\.)(?=[A-Za-z])/)) {
       if (found.at(-1) && (found.at(-1) + word).trimEnd().length > NAME) found.push("");
       found[found.length - 1] += word;
@@ -18,8 +19,8 @@
     if (found.length > MOST_LINES) found.splice(MOST_LINES - 1, found.length, found.slice(MOST_LINES - 1).join(""));
     return found.map(line => short(line.trim()));
   }
-  const wrapped = name => lines(name).join("<br>");
-  const row = (height, names) => Math.max(height, 6 + 16 * Math.max(...names.map(name => lines(name).length)));
+  const wrapped = (name, n, all) => lines(name, n, all).join("<br>");
+  const row = (height, names) => Math.max(height, 6 + 16 * Math.max(...names.map(lines).map(found => found.length)));
   const number = (v, digits = 1) => v === null ? "–" : v.toLocaleString("en", { maximumFractionDigits: digits,
     minimumFractionDigits: Math.abs(v) >= 1000 ? 0 : digits });
   const faded = (color, share) => color + Math.round(255 * share).toString(16).padStart(2, "0");
@@ -31,7 +32,7 @@
 
   function ticks(names, most, written = short) {
     const step = Math.ceil(names.length / most), kept = names.map((_, n) => n).filter(n => n % step === 0);
-    return { tickmode: "array", tickvals: kept, ticktext: kept.map(n => written(names[n])) };
+    return { tickmode: "array", tickvals: kept, ticktext: kept.map(n => written(names[n], n, names)) };
   }
 
   // Each kind of chart: its rows that the legend can hide, and what plotly draws.
@@ -106,7 +107,7 @@
       const data = chart.parts.filter(shown).map(part => ({ type: "bar", orientation: "h", y: places, x: part.x,
         marker: { color: part.color }, hoverinfo: "text", textposition: "none",
         hovertext: part.x.map((x, n) => `${text(chart.names[n])}<br>${text(part.name)}: <b>${number(x, Number.isInteger(x) ? 0 : 2)}</b> ${text(chart.xlabel)}`) }));
-      const names = chart.names.map((name, n) => chart.bold[n] ? `<b>${wrapped(name)}</b>` : wrapped(name));
+      const names = chart.names.map((name, n) => chart.bold[n] ? `<b>${wrapped(name, n, chart.names)}</b>` : wrapped(name, n, chart.names));
       return { data, height: Math.max(170, row(24, chart.names) * places.length + 80), layout: { barmode: "stack", bargap: .25, hovermode: "closest",
         xaxis: { title: { text: text(chart.xlabel) }, rangemode: "tozero" },
         yaxis: { tickmode: "array", tickvals: places, ticktext: names, autorange: "reversed", showgrid: false,
@@ -126,7 +127,7 @@
       const [low, high] = [Math.min(...all, 100), Math.max(...all, 0)], edge = Math.max(2, .08 * (high - low));
       return { data, height: row(46, marks.map(m => m.name)) * marks.length + 90, layout: { hovermode: "closest",
         xaxis: { title: { text: text(chart.xlabel) }, range: [Math.max(-2, low - edge), Math.min(103, high + edge)] },
-        yaxis: { tickmode: "array", tickvals: marks.map((_, n) => n), ticktext: marks.map(m => wrapped(m.name)), showgrid: false,
+        yaxis: { tickmode: "array", tickvals: marks.map((_, n) => n), ticktext: marks.map(m => m.name).map(wrapped), showgrid: false,
           range: [marks.length - .5, -.9], zeroline: false },
         shapes: lines.map(([_, x], n) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", layer: "below",
           line: { color: GREY, width: 1.5, dash: n ? "dash" : "dot" } })) } };

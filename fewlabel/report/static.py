@@ -14,9 +14,8 @@ from fewlabel.report.style import (
     draw,
     empty_plot,
     finish_plot,
-    in_lines,
-    lines_of,
     name_ticks,
+    written,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def shades(color: str) -> "Colormap":
 
 def row(height: float, names: Sequence[str]) -> float:
     """Return the height of a row in inches: more if a name needs several lines."""
-    return max(height, 0.17 * lines_of(names))
+    return max(height, 0.17 * max((text.count("\n") + 1 for text in written(names)), default=1))
 
 
 def cells(chart: Cells) -> "Figure":
@@ -147,7 +146,7 @@ def stack(axes: "Axes", chart: Bars) -> None:
         label = part.name if chart.legend and part.name else None
         axes.barh(range(len(left)), part.values, left=left, color=part.color, label=label, rasterized=many)
         left = [a + b for a, b in zip(left, part.values, strict=True)]
-    for tick in axes.set_yticks(range(len(left)), ["\n".join(in_lines(name)) for name in chart.names]):
+    for tick in axes.set_yticks(range(len(left)), written(chart.names)):
         tick.label1.set_parse_math(False)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.04 * max(left, default=0) or None)

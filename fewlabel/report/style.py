@@ -6,7 +6,7 @@ Plots are half as wide as a page, so that their letters are as large as the page
 import io
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ RIGHT, WRONG = "#1b62c4", "#e07b00"  # of cells; others have the first, too
 WIDE, HIGH = 5.2, 3.4  # inches
 BREAKS = re.compile(r"(?<=[\s,_-])|(?<=\.)(?=[A-Za-z])")  # of a name, but not of a number
 LONGEST, MOST_LINES = 18, 3  # letters in a line of a name beside a plot, and its lines; as in page.js
+MOST_BROKEN = 12  # names with room for several lines
 
 
 def empty_plot(ylabel: str) -> tuple["Figure", "Axes"]:
@@ -62,14 +63,14 @@ def in_lines(name: str) -> list[str]:
     return [short(line.strip()) for line in lines]
 
 
-def lines_of(names: Iterable[str]) -> int:
-    """Return how many lines the longest of these names needs."""
-    return max((len(in_lines(name)) for name in names), default=1)
+def written(names: Sequence[str]) -> list[str]:
+    """Return names as they stand beside the rows of a plot. Many names have no room for several lines each."""
+    return ["\n".join(in_lines(name)) if len(names) <= MOST_BROKEN else short(name) for name in names]
 
 
 def name_ticks(axes: "Axes", side: str, names: Sequence[str]) -> None:
     """Write names beside cells or bars: all of them, or as many as there is room for."""
-    texts = ["\n".join(in_lines(name)) if side == "y" else short(name) for name in names]
+    texts = written(names) if side == "y" else [short(name) for name in names]
     longest = max(map(len, texts), default=0)
     step = -(-len(names) // (30 if side == "y" else 8 if longest == 3 else 16))  # turned, they need less room
     turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if longest > 3 else {}
