@@ -17,7 +17,9 @@ import typer
 from typer import Option
 
 from fewlabel.cli import audit, data, federation, label, methods, model, papers, run, show, site
+from fewlabel.core import schema
 from fewlabel.core.errors import FewLabelError, did_you_mean
+from fewlabel.experiment import Experiment
 from fewlabel.report.terminal import tell
 
 EXIT_CODES = (
@@ -134,12 +136,9 @@ def explain_value(error: click.BadParameter) -> str:
 def explain_option(error: click.NoSuchOption) -> str:
     """Return the sentence for an option that is not there. A setting by that name, such as rounds, goes after --set."""
     if error.ctx is not None and any("--set" in parameter.opts for parameter in error.ctx.command.params):
-        from fewlabel.core import schema
-        from fewlabel.experiment import Experiment
-        from fewlabel.methods import METHODS
-
         name = error.option_name.lstrip("-").replace("-", "_")
-        keys = [*schema.keys(Experiment), *(f"method.{key}" for key in schema.keys(type(METHODS["fedavg"])))]
+        method = schema.keys(type(Experiment().method))
+        keys = [*schema.keys(Experiment), *(f"method.{key}" for key in method)]
         whole = [key for key in (name, f"{name}.name", f"{name}.count") if key in keys]
         if len(found := whole[:1] or [key for key in keys if key.endswith(f".{name}")]) == 1:
             return f"there is no option {error.option_name}, but a setting: --set {found[0]}=VALUE"
