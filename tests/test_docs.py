@@ -53,7 +53,7 @@ def test_commands_print_what_a_page_says(name, tmp_path, monkeypatch):
 def test_the_second_method_of_the_page_on_own_methods_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     console.write_files(DOCS / "own-method.md")
-    settings = "--set rounds=2 --set data.image_size=16 --set clients.count=3 --workers 1"
+    settings = "--set rounds=2 --set data.image_size=16 --set clients.count=3 --set method.local.epochs=1 --workers 1"
     printed = console.printed(f"fewlabel run --method halving:Halving --set labels.at=every-client {settings}")
     assert "pseudo-labels: coverage" in printed
     (line, *_) = next(Path("runs").glob("*/rounds.jsonl")).read_text().splitlines()

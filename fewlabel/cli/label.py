@@ -192,6 +192,8 @@ def show_end(state: dict[str, Any]) -> None:
     """Say what was done, and about which images people disagree."""
     counts = ", ".join(f"{one['name']} {one['count']}" for one in state["classes"] if one["count"])
     print(f"{state['done']} of {state['total']} images answered: {counts or 'no label'}")
+    if state["advice"]:
+        print(state["advice"])
     for one in state["disagreements"]:
         print(f"different labels: {one['path']}: {', '.join(f'{who} {name}' for who, name in one['labels'].items())}")
     print(f"to train with them: --set labels.file={shlex.quote(state['file'])}")

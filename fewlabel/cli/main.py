@@ -17,7 +17,9 @@ import typer
 from typer import Option
 
 from fewlabel.cli import audit, data, federation, label, methods, model, papers, run, show, site
+from fewlabel.core import schema
 from fewlabel.core.errors import FewLabelError, did_you_mean
+from fewlabel.experiment import Experiment
 from fewlabel.report.terminal import tell
 
 EXIT_CODES = (
@@ -95,6 +97,8 @@ def explain(error: BaseException) -> tuple[str, int]:
     match error:
         case click.BadParameter():
             return explain_value(error), 2
+        case click.NoSuchOption():
+            return explain_option(error), 2
         case click.ClickException():
             return error.format_message(), 2
         case FewLabelError(__cause__=ModuleNotFoundError()):
@@ -126,6 +130,18 @@ def explain_value(error: click.BadParameter) -> str:
         case click.Parameter(type=click.Choice(choices=choices)):
             names = [str(getattr(choice, "value", choice)) for choice in choices]
             return "; ".join(filter(None, [error.format_message().rstrip("."), did_you_mean(found.strip("'"), names)]))
+    return error.format_message()
+
+
+def explain_option(error: click.NoSuchOption) -> str:
+    """Return the sentence for an option that is not there. A setting by that name, such as rounds, goes after --set."""
+    if error.ctx is not None and any("--set" in parameter.opts for parameter in error.ctx.command.params):
+        name = error.option_name.lstrip("-").replace("-", "_")
+        method = schema.keys(type(Experiment().method))
+        keys = [*schema.keys(Experiment), *(f"method.{key}" for key in method)]
+        whole = [key for key in (name, f"{name}.name", f"{name}.count") if key in keys]
+        if len(found := whole[:1] or [key for key in keys if key.endswith(f".{name}")]) == 1:
+            return f"there is no option {error.option_name}, but a setting: --set {found[0]}=VALUE"
     return error.format_message()
 
 

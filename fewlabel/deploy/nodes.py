@@ -1,7 +1,7 @@
 """Flower's nodes as the server sees them: which client each one is, and the executor that has them do clients' jobs."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -116,21 +116,28 @@ class Nodes:
             raise BadInput(f"client {info.id} was not there, or had other images, when this run began")
         self.admit(node, info.id)
 
-    def gather(self, sites: int, say: Callable[[str], None] = lambda text: None) -> dict[int, ClientInfo]:
-        """Wait until so many sites have said who they are, or patience ends. Say who is not there yet.
+    def gather(
+        self,
+        sites: int,
+        say: Callable[[str], None] = lambda text: None,
+        note: Callable[[Sequence[waiting.Waited]], None] = lambda waited: None,
+    ) -> dict[int, ClientInfo]:
+        """Wait until so many sites have said who they are, or patience ends. Say and note who is not there yet.
 
         A site that has come back without a key is there twice, until Flower drops its first node after a minute.
         """
-        end, last = time.monotonic() + self.plan.patience, ""
+        end, last, since = time.monotonic() + self.plan.patience, "", round(time.time(), 1)
         while True:
             self.look()
             here = [claim.info for node, claim in self.claims.items() if node in self._online]
             found = {info.id: info for info in here}
-            absent = [called(self.names, client) for client in range(self.count) if client not in found]
-            names = f"; waiting for {', '.join(absent)}" if sites == self.count else ""
+            absent = [client for client in range(self.count) if client not in found] if sites == self.count else []
+            names = f"; waiting for {', '.join(called(self.names, client) for client in absent)}" if absent else ""
             text = f"{len(found)} of {sites} sites are there{names * (len(found) < sites)}{self.refusals}"
             if text != last:
                 say(last := text)
+                why = {self.client_of(node): reason for node, reason in self.refused.items()}
+                note([waiting.Waited(client, since, refused=why.get(client, "")) for client in absent])
             if sites <= len(found) == len(here) or time.monotonic() > end:
                 for client in found:
                     self.node_of(client)  # raises if there are two

@@ -16,7 +16,7 @@ from fewlabel.core.federation import ClientInfo
 from fewlabel.data import datasets
 from fewlabel.data.partition import Holding, Partition
 from fewlabel.data.site_files import TERMS, Pixels
-from fewlabel.deploy import members, site, wishes
+from fewlabel.deploy import members, site, waiting, wishes
 from fewlabel.deploy.log_heads import Heads
 from fewlabel.deploy.nodes import NodeExecutor, Nodes
 from fewlabel.deploy.run_plan import RunPlan, load_plan
@@ -41,7 +41,11 @@ def serve(
     nodes = Nodes(grid, plan, experiment, **known_by(Path(plan.members)) if plan.members else {})
     nodes.heads = Heads(Path(plan.members), say) if plan.members else None
     resumed = (directory / CLIENTS).exists()
-    found = nodes.gather(plan.sites, say)
+    with record.in_use(directory):  # so that whoever watches the run sees that it goes on
+        try:
+            found = nodes.gather(plan.sites, say, partial(waiting.write, directory))
+        finally:
+            waiting.write(directory, [])
     if len(found) < plan.sites and not resumed:
         there = f"{len(found)} of {plan.sites} sites were there after {plan.patience:g} s"
         raise RunFailed(f"{there}{nodes.refusals}; start it again")

@@ -22,6 +22,7 @@ class Waited:
     client: int
     since: float  # seconds since 1970
     usual: float = 0.0  # seconds that its task takes
+    refused: str = ""  # why it may not take part, as long as it asks before the first round
 
 
 def write(directory: Path, waited: Sequence[Waited]) -> None:

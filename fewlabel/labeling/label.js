@@ -124,6 +124,7 @@ function finish() {
   if (state.skipped.length) parts.push(`${state.skipped.length} skipped`);
   $("end-title").textContent = `All ${state.total} images are done`;
   $("end-text").textContent = `${parts.join(", ")}. The answers are in ${state.file}. You can close this page and end the command.`;
+  $("end-advice").textContent = state.advice;
   $("again").hidden = !state.skipped.length;
   $("again-text").textContent = `Look at the ${state.skipped.length} skipped again`;
   $("disagreements").hidden = !state.disagreements.length;

@@ -1,7 +1,7 @@
 """One person labels one batch: what is shown next, what an answer writes, where people disagree. No HTTP here."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +28,7 @@ from fewlabel.labeling.batches import Batch
 
 KEYS = "1234567890abdefghjklnpqrtvwxy"  # of classes, in their order; c, m, s, u and z are other commands
 LONGEST = 36_000.0  # seconds
+FEW = 5  # labels, which may be of one class by chance
 
 
 def keys_of(classes: Sequence[str]) -> list[str]:
@@ -35,6 +36,16 @@ def keys_of(classes: Sequence[str]) -> list[str]:
     named = [name if name and name in tuple(KEYS) else "" for name in classes]
     free = iter([key for key in KEYS if key not in named])
     return [key or next(free, "") for key in named]
+
+
+def advice(counts: Mapping[str, int], classes: int) -> str:
+    """Say so if all labels of a batch are of one class, because that is a wrong key or leaves other classes out."""
+    if len(counts) != 1 or classes == 1 or (many := sum(counts.values())) < FEW:
+        return ""
+    return (
+        f"All {many} labels are '{next(iter(counts))}'. If that is right, label another batch: the other classes "
+        "need labels, too."
+    )
 
 
 @dataclass
@@ -68,6 +79,7 @@ class Session:
             "done": len(own) - len(unseen),
             "current": unseen[0] if unseen else None,
             "skipped": [row for row, one in enumerate(own) if one and one.note == SKIPPED],
+            "advice": advice(counts, len(self.batch.classes)),
             "cannot_tell": sum(one is not None and one.note == CANNOT_TELL for one in own),
             "undo": any(own),
             "opinion": any(map(len, self.batch.p)),

@@ -13,6 +13,7 @@ from fewlabel.experiment import RECIPES, Experiment
 from fewlabel.report.tables import percent
 
 PATIENCE = 10  # a model that has not begun to learn gets one in so many of the rounds
+SHORT = 10  # rounds in which the recipe's average over rounds lags behind the model itself
 RANKS = 0.55  # AUC of a model that tells classes apart, though it predicts only one
 
 MOST_SUSPECTS = 4  # clients to name in a note
@@ -84,6 +85,17 @@ def in_last_round(experiment: Experiment, lines: Sequence[Line]) -> Iterator[Fin
         done, why = suspect["did"], f"{suspect['why'][:1].upper()}{suspect['why'][1:]}."
         what = f"C{who(suspect)[1:]} {DONE[done]}."
         yield Finding(f"{done} {suspect['client']}", line["round"], what, why, BOUND if done == "named" else "")
+
+
+def too_few_rounds(experiment: Experiment) -> str:
+    """Say so if a run is so short that the average over its rounds lags behind; nothing if not."""
+    if experiment.rounds > SHORT or not experiment.recipe.average:
+        return ""
+    many = f"{experiment.rounds} rounds are" if experiment.rounds > 1 else "One round is"
+    return (
+        f"{many} few: what is measured is an average over rounds, which lags behind in so short a run. "
+        f"Set rounds={Experiment.rounds} or more, or train.average=0."
+    )
 
 
 def who(suspect: Mapping[str, Any]) -> str:

@@ -32,9 +32,9 @@ class SiteState:
     """A site as the page shows it."""
 
     name: str
-    labeled: int
-    unlabeled: int
-    state: str  # "takes part", "waited for" or "no reply"
+    labeled: int | None  # None if it has not told yet
+    unlabeled: int | None
+    state: str  # such as "takes part", "waited for" or "no reply"
     about: str = ""  # how long it is waited for, or why it gave no reply
 
 

@@ -2,13 +2,25 @@
 // What each chart shows stands beside it as JSON. Names are text, never markup.
 "use strict";
 (() => {
-  const CELL = 27, NAME = 18, MOST_NUMBERS = 12, MOST_TICKS = 30;
+  const CELL = 27, NAME = 18, MOST_NUMBERS = 12, MOST_TICKS = 30, MOST_LINES = 3;
   const RIGHT = "#1b62c4", WRONG = "#e07b00", GREY = "#8a8a8a";
   const CONFIG = { displayModeBar: false, responsive: true };
   const charts = [], hidden = new Set();
 
   const text = s => String(s).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const short = s => text(s.length > NAME ? s.slice(0, NAME - 1) + "…" : s);
+  function lines(name, _, all) {  // long names in several lines: names that begin alike must be told apart
+    const found = [""];
+    if (all && all.length > MOST_NUMBERS) return [short(name)];  // so many have no room for more
+    for (const word of String(name).split(/(?<=[\s,_-])|(?<=\.)(?=[A-Za-z])/)) {
+      if (found.at(-1) && (found.at(-1) + word).trimEnd().length > NAME) found.push("");
+      found[found.length - 1] += word;
+    }
+    if (found.length > MOST_LINES) found.splice(MOST_LINES - 1, found.length, found.slice(MOST_LINES - 1).join(""));
+    return found.map(line => short(line.trim()));
+  }
+  const wrapped = (name, n, all) => lines(name, n, all).join("<br>");
+  const row = (height, names) => Math.max(height, 6 + 16 * Math.max(...names.map(lines).map(found => found.length)));
   const number = (v, digits = 1) => v === null ? "–" : v.toLocaleString("en", { maximumFractionDigits: digits,
     minimumFractionDigits: Math.abs(v) >= 1000 ? 0 : digits });
   const faded = (color, share) => color + Math.round(255 * share).toString(16).padStart(2, "0");
@@ -18,9 +30,9 @@
     return { ink: of("--ink"), paper: of("--paper"), line: of("--line"), soft: of("--soft") };
   }
 
-  function ticks(names, most) {
+  function ticks(names, most, written = short) {
     const step = Math.ceil(names.length / most), kept = names.map((_, n) => n).filter(n => n % step === 0);
-    return { tickmode: "array", tickvals: kept, ticktext: kept.map(n => short(names[n])) };
+    return { tickmode: "array", tickvals: kept, ticktext: kept.map(n => written(names[n], n, names)) };
   }
 
   // Each kind of chart: its rows that the legend can hide, and what plotly draws.
@@ -84,10 +96,10 @@
       const axis = { zeroline: false, showgrid: false, ticks: "" };
       const names = ticks(across, numbers ? MOST_NUMBERS : colors.narrow ? 5 : 10), longest = Math.max(...names.ticktext.map(s => s.length));
       const turned = longest > 3 ? { tickangle: -45 } : { tickangle: 0 };
-      const height = Math.min(560, CELL * down.length) + 110 + (longest > 3 ? 5 * longest : 0);
+      const height = Math.min(560, row(CELL, down) * down.length) + 110 + (longest > 3 ? 5 * longest : 0);
       return { data, height, layout: { plot_bgcolor: colors.soft,
         xaxis: { ...axis, ...names, ...turned, title: { text: text(chart.xlabel) } },
-        yaxis: { ...axis, ...ticks(down, MOST_TICKS), title: { text: text(chart.ylabel) }, autorange: "reversed" } } };
+        yaxis: { ...axis, ...ticks(down, MOST_TICKS, wrapped), title: { text: text(chart.ylabel) }, autorange: "reversed" } } };
     },
 
     bars(chart, shown, colors) {
@@ -95,8 +107,8 @@
       const data = chart.parts.filter(shown).map(part => ({ type: "bar", orientation: "h", y: places, x: part.x,
         marker: { color: part.color }, hoverinfo: "text", textposition: "none",
         hovertext: part.x.map((x, n) => `${text(chart.names[n])}<br>${text(part.name)}: <b>${number(x, Number.isInteger(x) ? 0 : 2)}</b> ${text(chart.xlabel)}`) }));
-      const names = chart.names.map((name, n) => chart.bold[n] ? `<b>${short(name)}</b>` : short(name));
-      return { data, height: Math.max(170, 24 * places.length + 80), layout: { barmode: "stack", bargap: .25, hovermode: "closest",
+      const names = chart.names.map((name, n) => chart.bold[n] ? `<b>${wrapped(name, n, chart.names)}</b>` : wrapped(name, n, chart.names));
+      return { data, height: Math.max(170, row(24, chart.names) * places.length + 80), layout: { barmode: "stack", bargap: .25, hovermode: "closest",
         xaxis: { title: { text: text(chart.xlabel) }, rangemode: "tozero" },
         yaxis: { tickmode: "array", tickvals: places, ticktext: names, autorange: "reversed", showgrid: false,
           title: { text: text(chart.ylabel) } } } };
@@ -113,9 +125,9 @@
       const lines = Object.entries(chart.lines);
       const all = marks.flatMap(m => [m.value, ...(m.interval || [])]).concat(lines.map(l => l[1]));
       const [low, high] = [Math.min(...all, 100), Math.max(...all, 0)], edge = Math.max(2, .08 * (high - low));
-      return { data, height: 46 * marks.length + 90, layout: { hovermode: "closest",
+      return { data, height: row(46, marks.map(m => m.name)) * marks.length + 90, layout: { hovermode: "closest",
         xaxis: { title: { text: text(chart.xlabel) }, range: [Math.max(-2, low - edge), Math.min(103, high + edge)] },
-        yaxis: { tickmode: "array", tickvals: marks.map((_, n) => n), ticktext: marks.map(m => short(m.name)), showgrid: false,
+        yaxis: { tickmode: "array", tickvals: marks.map((_, n) => n), ticktext: marks.map(m => m.name).map(wrapped), showgrid: false,
           range: [marks.length - .5, -.9], zeroline: false },
         shapes: lines.map(([_, x], n) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", layer: "below",
           line: { color: GREY, width: 1.5, dash: n ? "dash" : "dot" } })) } };

@@ -16,13 +16,14 @@ MOST_ROWS = 10  # that have plots of their own: a page must stay small
 MOST_GROUPS = 6
 ABOUT = {
     FIRST: f"Metrics on test images, which nobody trains on. {FLOOR}, the floor, ignores unlabeled images; "
-    f"{CEILING}, the ceiling, has all labels. Lines are means over seeds, bands are one standard deviation.",
+    f"{CEILING}, the ceiling, has all labels.",
     "Recall by class": "The share of a class's test images that the model recognizes.",
     "Confusion": "A row for each class: what the model predicts for its test images. Right predictions are on the "
     "diagonal.",
     "Pseudo-labels": "Labels that a method gives to unlabeled images. Precision is the share that is right, which no "
     "method is told; coverage is the share of unlabeled images that have one. Blank: none was given.",
 }
+SEVERAL_SEEDS = " Lines are means over seeds, bands are one standard deviation."
 DRAWN: dict[type[Plot], Callable[[Row, Any], Iterator[Drawing]]] = {
     PerClass: per_class,
     PerClient: per_client,
@@ -56,9 +57,10 @@ def method_sections(rows: Iterable[Row]) -> dict[str, list[Drawing]]:
     return found
 
 
-def about_sections(rows: Iterable[Row]) -> dict[str, str]:
+def about_sections(rows: Sequence[Row]) -> dict[str, str]:
     """Return a sentence or two about each section."""
-    return ABOUT | {plot.section: plot.about for row in rows for plot in method_plots(row.experiment.method)}
+    found = ABOUT | {plot.section: plot.about for row in rows for plot in method_plots(row.experiment.method)}
+    return found | {FIRST: ABOUT[FIRST] + SEVERAL_SEEDS * any(len(row.results) > 1 for row in rows)}
 
 
 def left_out(groups: Mapping[str, Sequence[Row]]) -> str:

@@ -1,11 +1,22 @@
 """Charts as matplotlib draws them: for files, for paper, and for browsers without scripts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fewlabel.report.charts import Bars, Cells, Chart, Intervals, Lines
-from fewlabel.report.style import GREY, RIGHT, WIDE, WRONG, draw, empty_plot, finish_plot, name_ticks
+from fewlabel.report.style import (
+    GREY,
+    RIGHT,
+    WIDE,
+    WRONG,
+    draw,
+    empty_plot,
+    finish_plot,
+    name_ticks,
+    written,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,13 +87,18 @@ def shades(color: str) -> "Colormap":
     return LinearSegmentedColormap.from_list(color, [(*to_rgb(color), 0.0), (*to_rgb(color), 1.0)])
 
 
+def row(height: float, names: Sequence[str]) -> float:
+    """Return the height of a row in inches: more if a name needs several lines."""
+    return max(height, 0.17 * max((text.count("\n") + 1 for text in written(names)), default=1))
+
+
 def cells(chart: Cells) -> "Figure":
     """Draw cells of colour, with their numbers if there is room. Unknown values stay blank."""
     import numpy as np
     from matplotlib.figure import Figure
 
     high, wide = chart.values.shape
-    figure = Figure(figsize=(WIDE, min(7.0, max(1.6, 0.27 * high + 1.3))), layout="constrained")
+    figure = Figure(figsize=(WIDE, min(7.0, max(1.6, row(0.27, chart.down) * high + 1.3))), layout="constrained")
     axes = figure.subplots()
     lowest, highest = chart.range
     values, right = np.ma.masked_invalid(chart.values), np.eye(high, wide, dtype=bool)
@@ -113,7 +129,7 @@ def bars(chart: Bars) -> "Figure":
     """Draw a bar of stacked parts for each name."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDE, max(2.0, 0.27 * len(chart.names) + 1.4)), layout="constrained")
+    figure = Figure(figsize=(WIDE, max(2.0, row(0.27, chart.names) * len(chart.names) + 1.4)), layout="constrained")
     axes = figure.subplots()
     stack(axes, chart)
     for text, bold in zip(axes.get_yticklabels(), chart.bold, strict=False):
@@ -130,7 +146,7 @@ def stack(axes: "Axes", chart: Bars) -> None:
         label = part.name if chart.legend and part.name else None
         axes.barh(range(len(left)), part.values, left=left, color=part.color, label=label, rasterized=many)
         left = [a + b for a, b in zip(left, part.values, strict=True)]
-    for tick in axes.set_yticks(range(len(left)), chart.names):
+    for tick in axes.set_yticks(range(len(left)), written(chart.names)):
         tick.label1.set_parse_math(False)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.04 * max(left, default=0) or None)
@@ -141,7 +157,8 @@ def intervals(chart: Intervals) -> "Figure":
     """Draw each value as a dot, and its interval as a line through it."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDE, max(1.8, 0.32 * len(chart.marks) + 1.3)), layout="constrained")
+    names = [mark.name for mark in chart.marks]
+    figure = Figure(figsize=(WIDE, max(1.8, row(0.32, names) * len(names) + 1.3)), layout="constrained")
     axes = figure.subplots()
     for (name, value), dash in zip(chart.lines.items(), (DASHES["dot"], DASHES["dash"]), strict=False):
         axes.axvline(value, color=GREY, linestyle=dash, linewidth=1, label=name)
@@ -152,7 +169,7 @@ def intervals(chart: Intervals) -> "Figure":
         axes.annotate(
             f"{mark.value:.1f}", (mark.value, place), (0, 6), textcoords="offset points", ha="center", fontsize=9
         )
-    name_ticks(axes, "y", [mark.name for mark in chart.marks])
+    name_ticks(axes, "y", names)
     axes.set_ylim(len(chart.marks) - 0.5, -0.7)
     axes.set_xlabel(chart.xlabel)
     axes.grid(axis="x", color=GREY, alpha=0.25, linewidth=0.6)

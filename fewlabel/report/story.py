@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fewlabel.engine.record import FEW
-from fewlabel.report.findings import findings, guesses, in_last_round, odd_updates
+from fewlabel.report.findings import findings, guesses, in_last_round, odd_updates, too_few_rounds
 from fewlabel.report.groups import EVERY_LABEL, Group
 from fewlabel.report.intervals import ENOUGH, Difference, Interval, in_words
 from fewlabel.report.result_tables import about_unequal_work
@@ -177,6 +177,8 @@ def about_group(group: Group) -> Iterator[str]:
         yield from hardest(best, label_in(group, best))
         yield from about_labels(best.results)
         yield from about_pseudo_labels(best, label_in(group, best))
+    if hint := too_few_rounds(group.rows[0].experiment):
+        yield hint
     yield about_certainty(group.rows)
 
 
@@ -270,6 +272,8 @@ def about_run(run: Run) -> Iterator[str]:
     for finding in findings(run.experiment, run.rounds):
         if finding.kind == "one-class":
             yield str(finding)
+    if hint := too_few_rounds(run.experiment):
+        yield hint
     if odd := odd_updates(run.rounds):
         yield f"Odd updates: {odd}."
     steps = (last or {}).get("test", {}).get("steps_of")

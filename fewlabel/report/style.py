@@ -21,6 +21,9 @@ COLORS = ("#2a7de1", "#e07b00", "#12a150", "#c2418f", "#8a63d2", "#d13b3b", "#00
 GREY = "#8a8a8a"
 RIGHT, WRONG = "#1b62c4", "#e07b00"  # of cells; others have the first, too
 WIDE, HIGH = 5.2, 3.4  # inches
+BREAKS = re.compile(r"(?<=[\s,_-])|(?<=\.)(?=[A-Za-z])")  # of a name, but not of a number
+LONGEST, MOST_LINES = 18, 3  # letters in a line of a name beside a plot, and its lines; as in page.js
+MOST_BROKEN = 12  # names with room for several lines
 
 
 def empty_plot(ylabel: str) -> tuple["Figure", "Axes"]:
@@ -44,15 +47,36 @@ def draw(axes: "Axes", points: Mapping[int, float], **style: Any) -> None:
         axes.plot(list(points), list(points.values()), marker="o" if len(points) == 1 else "", **style)
 
 
+def short(name: str) -> str:
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+
+
+def in_lines(name: str) -> list[str]:
+    """Break a long name into lines, so that names that begin alike can be told apart. Cut only what is left then."""
+    lines = [""]
+    for word in BREAKS.split(name):
+        if lines[-1] and len(f"{lines[-1]}{word}".rstrip()) > LONGEST:
+            lines.append("")
+        lines[-1] += word
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES - 1 :] = ["".join(lines[MOST_LINES - 1 :])]
+    return [short(line.strip()) for line in lines]
+
+
+def written(names: Sequence[str]) -> list[str]:
+    """Return names as they stand beside the rows of a plot. Many names have no room for several lines each."""
+    return ["\n".join(in_lines(name)) if len(names) <= MOST_BROKEN else short(name) for name in names]
+
+
 def name_ticks(axes: "Axes", side: str, names: Sequence[str]) -> None:
     """Write names beside cells or bars: all of them, or as many as there is room for."""
-    short = [name if len(name) <= 18 else name[:17] + "…" for name in names]
-    longest = max(map(len, short), default=0)
+    texts = written(names) if side == "y" else [short(name) for name in names]
+    longest = max(map(len, texts), default=0)
     step = -(-len(names) // (30 if side == "y" else 8 if longest == 3 else 16))  # turned, they need less room
     turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if longest > 3 else {}
     places = range(0, len(names), step)
     set_ticks: Any = getattr(axes, f"set_{side}ticks")
-    for tick in set_ticks(list(places), [short[n] for n in places], **(turned if side == "x" else {})):
+    for tick in set_ticks(list(places), [texts[n] for n in places], **(turned if side == "x" else {})):
         for text in (tick.label1, tick.label2):
             text.set_parse_math(False)
 

@@ -25,7 +25,7 @@ from fewlabel.core.schema import settings
 from fewlabel.engine.record import FEDERATION, NOTES, Line, read_rounds
 from fewlabel.experiment import RECIPES, ROWS, USUAL, Experiment, Stream, dumps, method_named
 from fewlabel.report.comparison import Comparison
-from fewlabel.report.findings import Finding, in_last_round
+from fewlabel.report.findings import Finding, in_last_round, too_few_rounds
 from fewlabel.report.groups import short_labels
 from fewlabel.report.results import Result
 from fewlabel.report.runs import CEILING
@@ -116,7 +116,7 @@ class Rounds(Screen):
         super().__init__(experiment.rounds)
         self._rounds, self._count, self._seconds = experiment.rounds, 0, 0.0
         self._pace, self._last_line = pace, 0.0
-        self._news = News(experiment, directory)
+        self._news, self._hint = News(experiment, directory), too_few_rounds(experiment)
 
     def watch(self, line: Line) -> None:
         """Show a line of rounds.jsonl, and what it shows to be wrong."""
@@ -133,6 +133,8 @@ class Rounds(Screen):
             self.say(f"{begin}  {span(line['seconds'])}" + f", {span(left)} left" * (number < self._rounds))
         for finding in news:
             self.say(f"fewlabel: round {number}: {finding}")
+        if number == self._rounds and self._hint:
+            self.say(f"fewlabel: {self._hint}")
 
 
 class News:

@@ -133,10 +133,17 @@ class Progress:
         if self.running:
             return f"is at round {reached} of {rounds}"
         state = f"stopped after round {reached} of {rounds}" if reached else "was not started"
-        over_sites = (self.directory / record.FEDERATION).exists()
-        command = "fewlabel federation run DIR" if over_sites else "fewlabel run"
-        resume = f"{command} --resume {shlex.quote(str(self.directory))}"
+        resume = f"{self._command()} --resume {shlex.quote(str(self.directory))}"
         return f"{state}, and no process works on it{self._tracebacks()}; to go on: {resume}"
+
+    def _command(self) -> str:
+        """Return the command that a single run is started by."""
+        try:
+            plan = json.loads((self.directory / record.FEDERATION).read_text())
+        except FileNotFoundError:
+            return "fewlabel run"
+        folder = plan.get("federation") or plan.get("members")
+        return f"fewlabel federation run {shlex.quote(folder) if folder else 'DIR'}"
 
     def _tracebacks(self) -> str:
         files = [str(one.run.directory / record.ERROR) for one in self.runs if one.state == "failed"]

@@ -28,16 +28,20 @@ def model(small_run: Callable[..., Path]) -> Path:
     return directory
 
 
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
-    """Forty digits that nobody has labeled, and four that somebody has."""
+def write_images(root: Path) -> Path:
+    """Write forty digits that nobody has labeled, and four that somebody has."""
     pixels, labels = load_digits(return_X_y=True)
     for number in range(44):
-        folder = tmp_path / "images" / ("unlabeled" if number >= 4 else str(labels[number]))
+        folder = root / "images" / ("unlabeled" if number >= 4 else str(labels[number]))
         folder.mkdir(parents=True, exist_ok=True)
         whole = np.rint(pixels[number].reshape(8, 8) * (255 / 16)).astype(np.uint8)
         Image.fromarray(whole).resize((200, 160), Image.Resampling.NEAREST).save(folder / f"{number}.png")
-    return tmp_path / "images"
+    return root / "images"
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return write_images(tmp_path)
 
 
 @contextmanager
@@ -54,6 +58,15 @@ def labeling(*words: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="module")
+def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """One program for tests that need nothing of their own: its address, and its table of answers."""
+    root = tmp_path_factory.mktemp("served")
+    file = root / "l.csv"
+    with labeling(write_images(root), "--run", model, "--count", "10", "--out", file) as (_, address):
+        yield address, file
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +159,10 @@ def test_the_models_opinion_is_hidden_until_asked_for_and_for_each_image_anew(mo
         assert [url for url in tab.fetched if "/opinion/" in url][len(before) :] == [f"{address}opinion/0"]
         answer(tab, "1")
         assert tab.ask(hidden)
+        for _ in range(4):
+            answer(tab, "1")
+        tab.wait("!document.getElementById('end').hidden")
+        assert "All 5 labels are '1'." in tab.ask("document.getElementById('end').innerText")
 
 
 @browsed
@@ -223,9 +240,10 @@ def test_sixteen_bits_and_dicom_are_shown_with_a_contrast_that_can_be_changed(tm
 
 @browsed
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (820, 1180)])
-def test_on_a_telephone_and_a_tablet_fingers_do_it_and_nothing_is_cut_off(width, height, model, images, tmp_path, tab):
-    given = images, "--run", model, "--count", "4", "--out", tmp_path / f"{width}.csv"
-    with labeling(*given) as (_, address), ExitStack() as stack:
+def test_on_a_telephone_and_a_tablet_fingers_do_it_and_nothing_is_cut_off(width, height, served, tab):
+    address, file = served
+    before = rows(file)
+    with ExitStack() as stack:
         stack.callback(tab.look, 1200, 800)
         tab.look(width, height, mobile=True)
         tab.open(address)
@@ -237,50 +255,52 @@ def test_on_a_telephone_and_a_tablet_fingers_do_it_and_nothing_is_cut_off(width,
         assert all(w >= 44 and h >= 44 and right <= width for w, h, right in sizes)
         stage = tab.ask("(b => [b.width, b.height])(document.getElementById('stage').getBoundingClientRect())")
         assert min(stage) >= 180
+        done = tab.ask("state.done")
         tab.tap("#classes button:nth-child(3)")
-        tab.wait("state.done === 1 && !busy")
+        tab.wait(f"state.done === {done + 1} && !busy")
         tab.ask("document.getElementById('stage').dispatchEvent(new MouseEvent('dblclick'))")
         tab.wait("view.scale === 3")
         tab.tap("#undo")
-        tab.wait("state.done === 0 && !busy")
-    assert [(row["label"], row["note"]) for row in rows(tmp_path / f"{width}.csv")] == [("2", ""), ("", "undone")]
+        tab.wait(f"state.done === {done} && !busy")
+    assert [(row["label"], row["note"]) for row in rows(file)[len(before) :]] == [("2", ""), ("", "undone")]
 
 
 @browsed
-def test_the_page_loads_nothing_from_elsewhere_and_has_no_errors(model, images, tmp_path, tab):
-    with labeling(images, "--run", model, "--count", "2", "--out", tmp_path / "l.csv") as (_, address):
-        tab.open(address)
-        tab.wait(READY)
-        for key in "+-zm,.;'":
-            tab.press(key)
-        tab.wait("!busy && !drawing")
-        answer(tab, "1")
-        assert tab.said == []
-        assert {url.startswith((address, "data:,", "blob:")) for url in tab.fetched} == {True}
+def test_the_page_loads_nothing_from_elsewhere_and_has_no_errors(served, tab):
+    address, _ = served
+    tab.open(address)
+    tab.wait(READY)
+    for key in "+-zm,.;'":
+        tab.press(key)
+    tab.wait("!busy && !drawing")
+    answer(tab, "1")
+    assert tab.said == []
+    assert {url.startswith((address, "data:,", "blob:")) for url in tab.fetched} == {True}
 
 
-def test_the_program_answers_nobody_without_the_token(model, images, tmp_path):
+def test_the_program_answers_nobody_without_the_token(served):
     import http.client
 
-    with labeling(images, "--run", model, "--count", "2", "--out", tmp_path / "l.csv") as (_, address):
-        port, token = int(address.split(":")[2].split("/")[0]), address.rstrip("/").rpartition("/")[2]
+    address, file = served
+    before = len(rows(file))
+    port, token = int(address.split(":")[2].split("/")[0]), address.rstrip("/").rpartition("/")[2]
 
-        def ask(method: str, path: str, body: str = "", **headers: str) -> int:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-            connection.request(method, path, body, headers)
-            return connection.getresponse().status
+    def ask(method: str, path: str, body: str = "", **headers: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request(method, path, body, headers)
+        return connection.getresponse().status
 
-        answer = '{"image": 0, "note": "", "label": "1", "seconds": 1}'
-        assert ask("GET", "/state") == 403
-        assert ask("POST", "/answer", answer) == 403
-        assert ask("POST", f"/{token}/answer", answer, Origin="http://evil.example") == 403
-        assert ask("POST", f"/{token}/answer", answer, Host="evil.example") == 403
-        assert rows(tmp_path / "l.csv") == []
-        assert ask("POST", f"/{token}/answer", answer) == 200
-        assert ask("POST", f"/{token}/answer", '{"image": 99, "note": "", "label": "1", "seconds": 1}') == 400
-        assert ask("POST", f"/{token}/answer", '{"image": 0, "note": "", "label": "cat", "seconds": 1}') == 400
-        assert ask("POST", f"/{token}/answer", "[]") == 400
-        assert ask("GET", f"/{token}/image/x") == 400
-        assert ask("GET", f"/{token}/image/0") == 200
-        assert ask("GET", f"/{token}/../../etc/passwd") == 404
-        assert len(rows(tmp_path / "l.csv")) == 1
+    answer = '{"image": 9, "note": "", "label": "1", "seconds": 1}'
+    assert ask("GET", "/state") == 403
+    assert ask("POST", "/answer", answer) == 403
+    assert ask("POST", f"/{token}/answer", answer, Origin="http://evil.example") == 403
+    assert ask("POST", f"/{token}/answer", answer, Host="evil.example") == 403
+    assert len(rows(file)) == before
+    assert ask("POST", f"/{token}/answer", answer) == 200
+    assert ask("POST", f"/{token}/answer", '{"image": 99, "note": "", "label": "1", "seconds": 1}') == 400
+    assert ask("POST", f"/{token}/answer", '{"image": 9, "note": "", "label": "cat", "seconds": 1}') == 400
+    assert ask("POST", f"/{token}/answer", "[]") == 400
+    assert ask("GET", f"/{token}/image/x") == 400
+    assert ask("GET", f"/{token}/image/0") == 200
+    assert ask("GET", f"/{token}/../../etc/passwd") == 404
+    assert len(rows(file)) == before + 1

@@ -20,7 +20,7 @@ from fewlabel.engine.world import World
 from fewlabel.experiment import read
 from fewlabel.labeling import batches
 from fewlabel.labeling.answers import CANNOT_TELL, SKIPPED, UNDONE, Answer, Answers, agreed, disagreements, standing
-from fewlabel.labeling.session import Session, keys_of
+from fewlabel.labeling.session import Session, advice, keys_of
 from fewlabel.labeling.simulate import simulate, spread
 from fewlabel.labeling.strategies import STRATEGIES, USUAL
 from fewlabel.learn import acquisition
@@ -136,6 +136,13 @@ def test_a_session_goes_through_the_batch_and_back(session):
     assert (state["current"], state["done"], state["cannot_tell"]) == (None, 3, 2)
     assert [row.seconds for row in session.answers.read() if row.note == ""] == ["1.2", "36000.0"]
     assert read_answers(session.answers.file) == {f"images/unlabeled/{n}.png": ["dog"] * (n == 0) for n in range(3)}
+
+
+def test_labels_of_one_class_alone_are_told_unless_that_may_be_chance():
+    assert advice({"cat": 4}, 2) == advice({"cat": 4, "dog": 1}, 2) == advice({}, 2) == advice({"cat": 9}, 1) == ""
+    assert advice({"cat": 5}, 2) == (
+        "All 5 labels are 'cat'. If that is right, label another batch: the other classes need labels, too."
+    )
 
 
 def test_what_is_no_answer_is_refused_and_not_written(session):

@@ -8,7 +8,7 @@ import pytest
 from fewlabel.cli.main import main
 from fewlabel.experiment import Experiment, Train
 from fewlabel.methods.cbafed import CBAFed
-from fewlabel.report.findings import Finding, findings, predicts_one_class
+from fewlabel.report.findings import SHORT, Finding, findings, predicts_one_class, too_few_rounds
 from fewlabel.report.terminal import Rounds, Runs
 
 ONE_CLASS = [0.0, 1.0, 0.0]
@@ -123,7 +123,8 @@ def test_a_real_run_that_guesses_is_told_while_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    more = ["--data", "digits", "--set", "rounds=3", "--set", "recipe=printed", "--workers", "1"]
+    quick = ("rounds=3", "recipe=printed", "data.image_size=16", "clients.count=4", "method.local.epochs=2")
+    more = ["--data", "digits", "--workers", "1", *(word for change in quick for word in ("--set", change))]
     assert main(["run", "--method", "rscfed", *more]) == 0
     told = capsys.readouterr()
     (warning,) = [text for text in told.err.splitlines() if text.startswith("fewlabel: round")]
@@ -145,3 +146,14 @@ def test_weights_that_are_not_finite_end_the_run_with_the_setting_that_mends_it(
     told = capsys.readouterr().err
     assert "of round 1" in told
     assert "if its training has diverged, lower method.local.lr or set method.local.clip" in told
+
+
+def test_a_short_run_is_told_that_its_average_lags_behind() -> None:
+    recipe = Train(average=0.8)
+    assert too_few_rounds(of(rounds=5, train=recipe)) == (
+        "5 rounds are few: what is measured is an average over rounds, which lags behind in so short a run. "
+        "Set rounds=30 or more, or train.average=0."
+    )
+    assert too_few_rounds(of(rounds=1, train=recipe)).startswith("One round is few")
+    assert too_few_rounds(of(rounds=SHORT + 1, train=recipe)) == ""
+    assert too_few_rounds(of(rounds=5, train=Train(average=0))) == too_few_rounds(of(rounds=5)) == ""

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from fewlabel.cli.main import main
-from fewlabel.deploy import waiting
+from fewlabel.deploy import members, waiting
 from fewlabel.deploy.site_states import site_states
 from fewlabel.engine import record
-from fewlabel.report.live import MOST_POINTS, LivePage, SiteState, thinned
+from fewlabel.report.live import MOST_POINTS, LivePage, SitesOf, SiteState, thinned
 from fewlabel.report.loopback import Request
 from tests.report.test_watch import RunDir, line, reach
 
@@ -31,8 +31,8 @@ def no_sites(directory: Path) -> list[SiteState]:
     raise AssertionError("a simulation has no sites on other machines")
 
 
-def state(directory: Path) -> dict[str, Any]:
-    answer = LivePage(directory, no_sites).answer(Request("GET", "/state.json", {}))
+def state(directory: Path, sites_of: SitesOf = no_sites) -> dict[str, Any]:
+    answer = LivePage(directory, sites_of).answer(Request("GET", "/state.json", {}))
     found: dict[str, Any] = json.loads(answer.body)
     return found
 
@@ -92,10 +92,34 @@ def test_sites_are_named_with_whom_is_waited_for_and_who_gave_no_reply(tmp_path:
     with (directory / record.ROUNDS).open("a") as file:
         file.write(json.dumps(line(1, failures=[failure, "client 0: a sentence of 0.1"])) + "\n")
     waiting.write(directory, [waiting.Waited(1, time.time() - 75)])
-    first, second, third = site_states(directory)
+    assert [site.state for site in site_states(directory)] == ["took part", "took part", "no reply"]  # it was killed
+    with record.in_use(directory):
+        first, second, third = site_states(directory)
     assert first == SiteState("client 0", 10, 5, "takes part")
     assert (second.state, second.about) == ("waited for", "1 min 15 s")
     assert (third.state, third.about) == ("no reply", "it was silent for 60 s")
+
+
+def test_before_the_first_round_sites_are_there_or_waited_for_or_refused(tmp_path: Path, run_dir: RunDir) -> None:
+    directory, folder = run_dir("method=fedprox"), tmp_path / "fed"
+    members.create(folder, members.Federation("fed", "127.0.0.1:1", "0"), {})
+    each = [members.Member(n, name, f"key {n}", str(n), "") for n, name in enumerate(("north", "south", "west"))]
+    members.write_members(folder, tuple(each))
+    terms = {"classes": ["a", "b"], "channels": 1, "image_size": 16, "mean": [0.5], "std": [0.25]}
+    plan = {"run": "0" * 32, "terms": terms, "sites": 3, "members": str(folder)}
+    (directory / record.FEDERATION).write_text(json.dumps(plan))
+    names = ("north", "south", "west")
+    with record.in_use(directory):
+        assert site_states(directory) == [SiteState(name, None, None, "not yet there") for name in names]
+        late = [waiting.Waited(1, time.time() - 75), waiting.Waited(2, time.time() - 75, refused="it has no images")]
+        waiting.write(directory, late)
+        first, second, third = site_states(directory)
+    assert first == SiteState("north", None, None, "is there")
+    assert (second.name, second.state, second.about) == ("south", "waited for", "1 min 15 s")
+    assert (third.state, third.about) == ("waited for", "1 min 15 s; it is refused: it has no images")
+    assert {site.state for site in site_states(directory)} == {"not yet there"}  # no process works on it now
+    end = f"to go on: fewlabel federation run {folder} --resume {directory}"
+    assert state(directory, site_states)["sentence"].endswith(end)
 
 
 def test_web_goes_without_once_and_format(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

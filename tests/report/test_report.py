@@ -19,11 +19,11 @@ from fewlabel.experiment import Experiment, read
 from fewlabel.report.charts import Cells
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.curves import MOST_POINTS
-from fewlabel.report.plots import ABOUT, left_out, sections
+from fewlabel.report.plots import ABOUT, FIRST, SEVERAL_SEEDS, about_sections, left_out, sections
 from fewlabel.report.results import Result
 from fewlabel.report.runs import Row
 from fewlabel.report.static import cells, limit_to_percent
-from fewlabel.report.style import empty_plot
+from fewlabel.report.style import empty_plot, in_lines
 from tests.browser import Browser, browsed, started
 from tests.conftest import SMALL
 from tests.report.layout import lay_out, metrics
@@ -106,13 +106,15 @@ def headings(path: Path) -> set[str]:
     return set(re.findall(r"<h2>(.*?)</h2>", path.read_text()))
 
 
-def test_each_method_shows_what_it_logs(pages: dict[str, Path]) -> None:
+def test_each_method_shows_what_it_logs(pages: dict[str, Path], real: dict[str, list[Result]]) -> None:
     special = set().union(*METHODS.values())
     for method, own in METHODS.items():
         assert headings(pages[method]) & (special | ALWAYS) - {"Pseudo-labels"} == ALWAYS | own - {"Pseudo-labels"}
     assert headings(pages["all"]) >= ALWAYS | special
     page = html.unescape(pages["all"].read_text())
-    for heading, words in ABOUT.items():
+    seeds = {FIRST: ABOUT[FIRST] + SEVERAL_SEEDS}  # of cbafed
+    assert about_sections([Row("isofed", tuple(real["isofed"]))])[FIRST] == ABOUT[FIRST]
+    for heading, words in (ABOUT | seeds).items():
         assert f"<h2>{heading}</h2>\n<p>{words}</p>" in page
 
 
@@ -263,7 +265,33 @@ def test_names_are_text_in_a_browser_too(browser: Browser, tmp_path: Path) -> No
         assert browser.said == []
         assert browser.ask("document.querySelectorAll('img').length") == 0
         ticks = browser.ask("[...document.querySelectorAll('.ytick text')].map(e => e.textContent)")
-        assert evil[:17] + "…" in ticks
+        assert "".join(in_lines(evil)) in ticks
+
+
+@browsed
+def test_long_names_that_begin_alike_are_told_apart_on_a_telephone(browser: Browser, tmp_path: Path) -> None:
+    names = [f"our own method with lr=0.0{n}" for n in (1, 2)]
+    costs = {"seconds": 1.0, "bytes_up": 1, "bytes_down": 1}
+    lines = [{"round": 1, "test": metrics(0.5, recall_per_class=[0.75, 1.0], confusion=[[3, 1], [0, 4]]), **costs}]
+    rows = [lay_out(tmp_path / name, replace(Experiment(rounds=1), name=name), lines) for name in names]
+    browser.look(width=390)
+    browser.open(Comparison(rows).report(tmp_path / "page.html"), DRAWN)
+    for plot in browser.ask(PLOTS):
+        assert plot["outside"] == [], plot
+    ticks = "[...document.querySelectorAll('figure[role=group]:first-of-type .ytick text')].map(e => e.textContent)"
+    assert browser.ask(ticks)[:2] == ["our own methodwith lr=0.01", "our own methodwith lr=0.02"]  # in two lines
+    caption = "document.querySelector('caption').getBoundingClientRect()"
+    assert browser.ask(f"{caption}.right") <= 390
+
+
+def test_a_name_is_broken_into_lines_and_cut_only_if_there_is_no_place_for_it() -> None:
+    assert in_lines("cbafed") == ["cbafed"]
+    assert in_lines("our own method with lr=0.01") == ["our own method", "with lr=0.01"]
+    assert in_lines("methods.fedprox.proximal=0.1") == ["methods.fedprox.", "proximal=0.1"]
+    assert in_lines("x" * 19) == ["x" * 17 + "…"]
+    assert in_lines("one two three four five six seven eight nine ten eleven") == [
+        "one two three four", "five six seven", "eight nine ten el…",
+    ]  # fmt: skip
 
 
 def test_a_page_that_was_lost_is_written_again(
