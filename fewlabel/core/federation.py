@@ -168,11 +168,15 @@ class Site(Generic[C]):
 
 @dataclass(frozen=True)
 class Reply(Generic[U]):
-    """A client's `upload`. `job` is the number of the job that it answers, `client` the client's info at that time."""
+    """A client's `upload`. `job` is the number of the job that it answers, `client` the client's info at that time.
+
+    `counts` is how much of what the client claims counts: less than 1 if `clients.largest_share` bounds it.
+    """
 
     job: int
     client: ClientInfo
     upload: U
+    counts: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,13 @@ from fewlabel.core import updates
 from fewlabel.core.averaging import Rule
 from fewlabel.core.federation import ClientInfo, Reply, TooFewReplies
 from fewlabel.core.robust import capped
+from fewlabel.core.tasks import Asked
 from fewlabel.core.updates import Part
 from fewlabel.data.settings import Clients
+from fewlabel.engine import sums
 from fewlabel.engine.account import Suspect
+from fewlabel.engine.attack import claimed
+from fewlabel.engine.world import World
 
 REMEMBERED = 50  # norms of each kind that the median is taken of: the last ones
 FAR = 10.0  # an update is named if its norm is so many times the median of its kind
@@ -209,6 +213,14 @@ class Lost:
                 name = judge.names.get(client, f"client {client}")
                 what = f"in round {round} the last {who} was lost ({name}: {why})"
                 raise TooFewReplies(f"{what}; have one join, then resume")
+
+
+def asked_of(world: World, client: int, round: int) -> Asked:
+    """Return what an upload of a client may contain in a round, by the images that the client says it has."""
+    experiment, classes = world.experiment, len(world.dataset.classes)
+    attack, aside = experiment.clients.attack, ClientInfo(client, world.num_held_out(client, round), 0)
+    claim, held_out = claimed(attack, world.info(client, round)), claimed(attack, aside).num_labeled
+    return Asked(claim, classes, sums.largest(experiment), held_out)
 
 
 def labeled(reply: Reply[Any]) -> bool:

@@ -17,13 +17,12 @@ from fewlabel.core.averaging import Kinds, average
 from fewlabel.core.errors import FewLabelError, RunFailed
 from fewlabel.core.federation import ClientError, ClientInfo, Mean, Model, Reply, Site, TooFewReplies, by_size
 from fewlabel.core.rng import Rng
-from fewlabel.core.tasks import Asked, Task, accept, task_of
+from fewlabel.core.tasks import Task, accept, task_of
 from fewlabel.core.tree import Tree
 from fewlabel.engine import sums
 from fewlabel.engine.account import RESERVED, Failure, Round, answer_of, plain, statistics_of
-from fewlabel.engine.attack import claimed
 from fewlabel.engine.checkpoint import Saved
-from fewlabel.engine.conduct import Conduct, Judge, Lost
+from fewlabel.engine.conduct import Conduct, Judge, Lost, asked_of
 from fewlabel.engine.executor import SERVER_ID, Executor, Job, Outcome
 from fewlabel.engine.serial import Serial
 from fewlabel.engine.world import World
@@ -89,9 +88,8 @@ class Server:
         if number and self.experiment.stream is None and number not in (1, warmup + 1) and self._placed:
             return
         self._placed = number > 0  # a resume starts anywhere
-        there = [self.world.info(client, number) for client in self.world.partition.clients]
-        self._claims = {info.id: claimed(self.experiment.clients.attack, info) for info in there}
-        everyone = self.judge.sizes(list(self._claims.values()), number in (1, warmup + 1))
+        self._asked = {client: asked_of(self.world, client, number) for client in self.world.partition.clients}
+        everyone = self.judge.sizes([asked.client for asked in self._asked.values()], number in (1, warmup + 1))
         self._infos = {info.id: info for info in everyone}
         self.clients: Sequence[ClientInfo] = [one for one in everyone if one.size or not 0 < number <= warmup]
         self.labeled = [client for client in self.clients if client.num_labeled]
@@ -317,7 +315,7 @@ class Server:
                 continue
             self.seen.up += len(outcome.payload)
             try:
-                asked = Asked(self._claims[client.id], self.num_classes, sums.largest(self.experiment))
+                asked = self._asked[client.id]
                 fits = {} if entry.job.kind == sums.HIDDEN else self._leaving
                 upload = accept(task, client, self.round, outcome.payload, fits, asked)
             except ClientError as error:
@@ -325,7 +323,7 @@ class Server:
                 self._lost.heard(client, error.why)
                 continue
             self._lost.heard(client)
-            yield Reply(entry.number, client, upload), entry.sent
+            yield Reply(entry.number, client, upload, client.size / max(1, asked.client.size)), entry.sent
 
     def _stream(self, entries: Iterator[Entry]) -> Iterator[tuple[Entry, Outcome]]:
         """Yield outcomes in job order. A few jobs are under way at a time, and one job of each client."""

@@ -33,7 +33,7 @@ from fewlabel.core.tasks import Asked, on_client, on_server
 from fewlabel.core.tree import Tree
 from fewlabel.learn.alternate import State as Alternate
 from fewlabel.learn.alternate import averaged, corrected, fine_tuned
-from fewlabel.learn.evidence import Exam, exam, gain, nothing, right, total
+from fewlabel.learn.evidence import Exam, bounded, exam, gain, nothing, right, total, worse_without_any
 from fewlabel.learn.loop import fit
 from fewlabel.learn.losses import supervised
 from fewlabel.learn.optim import Local, optimizer
@@ -132,24 +132,24 @@ class Tutor:
             return state
         shipped = fed.shipped or before.model
         alone = before.tutors[0] if shipped is before.model else before.means[0]  # averaged as what is shipped
-        exams, everybody = self.exams(fed, Models(shipped, alone))
-        found = gain(total(exams)) if exams else None
+        exams, own, everybody = self.exams(fed, Models(shipped, alone))
+        found = gain(total(exams + own)) if exams + own else None
         if not found:
             return replace(state, held_out=0) if everybody and before.held_out is None else state
-        give_up = found.high < 0 and found.images >= ENOUGH and fed.round <= LAST_RESORT * fed.rounds
+        sure = found.images >= ENOUGH and worse_without_any(exams, own)
+        give_up = sure and fed.round <= LAST_RESORT * fed.rounds
         fed.log(gain=found.value, gain_low=found.low, gain_high=found.high, gain_images=found.images)
         fed.log(given_up=float(give_up))
         if give_up:
             return replace(state, model=state.tutors[0], tutors=(), means=(), given_up=True)
         return replace(state, held_out=found.images)
 
-    def exams(self, fed: Federation, models: Models) -> tuple[list[Exam], bool]:
-        """Return the exams of two models at all who have labels, and whether all of them replied."""
-        exams = [reply.upload for reply in fed.run(self.sit_exam, broadcast(fed.labeled, models))]
-        everybody = len(exams) == len(fed.labeled)
-        if fed.server.validation or fed.server.held_out:
-            exams += fed.map(self.sit_exam, [models])
-        return exams, everybody
+    def exams(self, fed: Federation, models: Models) -> tuple[list[Exam], list[Exam], bool]:
+        """Return the exams of two models at sites with labels and at the server, and whether all sites replied."""
+        replies = list(fed.run(self.sit_exam, broadcast(fed.labeled, models)))
+        there = fed.server.validation or fed.server.held_out
+        own = list(fed.map(self.sit_exam, [models])) if there else []
+        return [bounded(one.upload, one.counts) for one in replies], own, len(replies) == len(fed.labeled)
 
     @on_client
     def learn(self, site: Site[None], msg: Lesson) -> Update | None:
