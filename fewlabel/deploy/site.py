@@ -35,7 +35,7 @@ from fewlabel.data.images import Images
 from fewlabel.data.own.listing import guess_kind
 from fewlabel.data.partition import Holding, Partition, nothing
 from fewlabel.data.site_files import Pixels, Terms
-from fewlabel.deploy import evaluation, experiments, masked_site, policy, site_labels, site_log, site_terms
+from fewlabel.deploy import evaluation, experiments, masked_site, policy, site_labels, site_log, site_terms, workload
 from fewlabel.deploy.consent import consented
 from fewlabel.deploy.messages import MAX_ORDER, MAX_WANTED, Introduction, Order, Refused
 from fewlabel.deploy.site_folder import SiteConfig
@@ -140,8 +140,10 @@ def worked(
     directory.mkdir(parents=True, exist_ok=True)
     # Nothing is measured or shown at a site: its worker does not watch, whatever `score` and `evaluated` say.
     job = replace(order.job, run=str(directory), score=False, evaluated=False)
-    with at_work(world.experiment), schedule.limited(limits.largest_rate):
+    left = workload.begin(directory, job, limits.most_epochs)
+    with at_work(world.experiment), schedule.limited(limits.largest_rate, left):
         outcome = Worker(directory, world).do(job, message, statistics)
+    workload.finish(directory, job, outcome.outside.get("passes", 0))
     policy.check_steps(limits, outcome.outside.get("steps", 0))
     if order.job.kind != "hidden" or outcome.payload is None:
         return outcome.payload
@@ -176,7 +178,7 @@ def at_work(experiment: Experiment) -> Iterator[None]:
         with preserved():
             torch.set_num_threads(experiment.threads)
             yield
-    except (wire.WireError, schedule.TooFast, BadInput) as error:
+    except (wire.WireError, BadInput) as error:
         raise Refused(str(error)) from None
     finally:
         torch.set_num_threads(threads)

@@ -126,6 +126,7 @@ class Worker:
         This is the only place where hidden labels are compared with pseudo-labels.
         """
         outside: dict[str, Any] = {"images": list(site.tally.trained), "steps": site.tally.steps}
+        outside["passes"] = site.tally.passes
         where = torch.from_numpy(self.world.share(job.client, job.round).unlabeled) if site.audited else torch.empty(0)
         labels: dict[int, Tensor] = {}
         for index, pseudo_label, epoch in site.audited or ():
