@@ -225,7 +225,7 @@ class NodeExecutor:
                     self.pace.missed(done.job)
                 continue
             except FewLabelError as error:
-                self.tickets.close(done.ticket, Outcome(None, {}, str(error)))
+                self.tickets.close(done.ticket, Outcome(None, flower_messages.told(reply), str(error)))
             self.pace.replied(done.job, time.monotonic() - done.began)
         for sent, open_ in list(self._sent.items()):
             if time.monotonic() > open_.began + open_.deadline:  # a reply that comes later is not read

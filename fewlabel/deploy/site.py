@@ -47,6 +47,7 @@ from fewlabel.engine.run import versions
 from fewlabel.engine.worker import Worker
 from fewlabel.engine.world import World, normalised
 from fewlabel.experiment import Experiment, read
+from fewlabel.learn.private import Spent
 
 FRAMEWORK = {"pixels": "", "statistics": "", "evaluate": "test"}  # kinds of jobs that are no method's, and their task
 
@@ -96,7 +97,7 @@ def answer(site: SiteConfig, parts: Mapping[str, Any]) -> Parts:
             file=sys.stderr,
             flush=True,
         )
-        return {"refused": str(error)}
+        return {"refused": str(error)} | ({"spent": "yes"} if isinstance(error.__cause__, Spent) else {})
     spent = experiments.epsilon(Path(site.state), known.job.run)
     return ({} if upload is None else {"upload": upload}) | ({"epsilon": f"{spent:.6g}"} if spent else {})
 
@@ -179,7 +180,7 @@ def at_work(experiment: Experiment) -> Iterator[None]:
             torch.set_num_threads(experiment.threads)
             yield
     except (wire.WireError, BadInput) as error:
-        raise Refused(str(error)) from None
+        raise Refused(str(error)) from error
     finally:
         torch.set_num_threads(threads)
 

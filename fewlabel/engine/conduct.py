@@ -184,19 +184,33 @@ class Judge:
         self.conduct = replace(self.conduct, norms=norms)
 
 
+class PrivacySpent(TooFewReplies):
+    """Nobody who is needed may train any more, so the run ends with what it has."""
+
+
 class Lost:
     """The clients that have failed, of those that did since one with labels last replied, and since any did."""
 
     def __init__(self) -> None:
         self._labels, self._any = dict[int, str](), dict[int, str]()
+        self._spent = set[int]()
 
-    def heard(self, client: ClientInfo, failure: str | None = None) -> None:
-        """Remember who failed, until someone replies."""
+    def heard(self, client: ClientInfo, failure: str | None = None, spent: bool = False) -> None:
+        """Remember who failed, until someone replies, and who has `spent` all of its privacy."""
+        self._spent |= {client.id} if spent else set()
         for lost in [self._any, self._labels] if client.num_labeled else [self._any]:
             if failure is None:
                 lost.clear()
             else:
                 lost[client.id] = failure
+
+    def check_spent(self, clients: Sequence[ClientInfo]) -> None:
+        """End a run once all those with labels have spent their privacy, or simply all: nobody may train any more."""
+        there = {client.id for client in clients if client.size}
+        with_labels = {client.id for client in clients if client.num_labeled}
+        for who, needed in (("site with labels", with_labels), ("site", there)):
+            if needed and needed <= self._spent:
+                raise PrivacySpent(f"every {who} has spent its privacy (privacy.epsilon)")
 
     def check(self, round: int, clients: Sequence[ClientInfo], judge: Judge) -> None:
         """Once all those with labels have failed, or simply all, further rounds would be for nothing.

@@ -58,12 +58,14 @@ def parts_of(reply: Message) -> dict[str, Any]:
 
 
 def told(reply: Message) -> dict[str, float]:
-    """Return what a site tells beside its upload: the epsilon that it has spent, if it protects single images."""
+    """Return what a site tells beside its upload: the epsilon that it has `spent`, and whether none is left."""
+    parts = parts_of(reply)
+    none_left = {"spent": True} if "spent" in parts else {}
     try:
-        epsilon = float(str(parts_of(reply)["epsilon"]))
+        epsilon = float(str(parts["epsilon"]))
     except (KeyError, ValueError):
-        return {}
-    return {"epsilon": epsilon} if 0 <= epsilon < math.inf else {}
+        return none_left
+    return none_left | ({"epsilon": epsilon} if 0 <= epsilon < math.inf else {})
 
 
 def upload_of(reply: Message, limit: int) -> bytes | None:

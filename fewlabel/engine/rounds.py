@@ -296,6 +296,7 @@ class Server:
         self.seen.asked += counts["asked"]
         self.seen.replies += counts["replies"]
         self._close()
+        self._lost.check_spent(self.clients)
         if counts["replies"] < (needed := min(self.experiment.clients.min_replies, counts["asked"])):
             raise TooFewReplies(
                 f"round {self.round} had {counts['replies']} replies to '{task.name}' and needs {needed} "
@@ -308,7 +309,7 @@ class Server:
             assert entry.client is not None
             client = self._infos[entry.client.id]  # the one asked may be of an earlier round
             if outcome.failure:
-                self._lost.heard(client, outcome.failure)
+                self._lost.heard(client, outcome.failure, "spent" in outcome.outside)
                 continue
             if outcome.payload is None:
                 self._lost.heard(client)
@@ -354,7 +355,7 @@ class Server:
             if outcome.failure:
                 error = ClientError(first.job.client, first.job.task or first.job.kind, self.round, outcome.failure)
                 error.__cause__ = RuntimeError(outcome.traceback)
-                self._note_failure(error)
+                self._note_failure(error, spent="spent" in outcome.outside)
             self._observe(outcome.outside)
             yield first, outcome
 
@@ -366,13 +367,13 @@ class Server:
             yield found
             began = time.monotonic()
 
-    def _note_failure(self, error: ClientError, refused: bool = False) -> None:
-        """Write down what a remote client did wrong, or that its upload is refused because of an attack.
+    def _note_failure(self, error: ClientError, refused: bool = False, spent: bool = False) -> None:
+        """Write down what a remote client did wrong, that an attacker's upload is refused, or that privacy is spent.
 
         Otherwise in a simulation, and at the server, raise the error.
         """
         attack = refused and self.experiment.clients.attack is not None
-        if not (self.remote or attack) or error.client == SERVER_ID:
+        if not (self.remote or attack or spent) or error.client == SERVER_ID:
             raise error
         self.seen.failures.append({"client": error.client, "task": error.task, "why": error.why})
         if refused:
