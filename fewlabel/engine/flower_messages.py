@@ -31,7 +31,7 @@ MEANING = {
 }
 
 
-def send(grid: Grid, node: int, ttl: float, kind: str, group: str, **parts: bytes | None) -> str | None:
+def send(grid: Grid, node: int, ttl: float, kind: str, group: str, **parts: bytes | str | None) -> str | None:
     """Send a node the parts of a message. Return the id of the message, or None if it cannot be sent."""
     record = ConfigRecord({name: part for name, part in parts.items() if part is not None})
     message = Message(RecordDict({RECORD: record}), node, kind, ttl=ttl, group_id=group)
