@@ -211,6 +211,7 @@ class Federation(Protocol):
     round: int  # 1, 2, …; 0 while the method is being initialised
     rounds: int
     num_classes: int
+    schedule: str  # of the learning rate over rounds, as in `train.schedule`
     shipped: Tree | None  # the model after the round before as it would be shipped: the recipe's mean over rounds
 
     @property
@@ -228,6 +229,9 @@ class Federation(Protocol):
     @property
     def unlabeled(self) -> Sequence[ClientInfo]:
         """The clients with unlabeled images. A client with both kinds of images is in both lists."""
+
+    def drawn(self, number: int) -> Tree:
+        """Return other first weights than the server's: the draw with this number. What is pretrained stays."""
 
     def sample(
         self, k: int | None = None, among: Sequence[ClientInfo] | None = None, *, name: str = ""

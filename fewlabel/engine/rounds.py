@@ -62,6 +62,7 @@ class Server:
         self.world, self.remote = world or World.open(directory), remote
         self.experiment, self.method = self.world.experiment, self.world.experiment.method
         self.rounds, self.num_classes = self.experiment.rounds, len(self.world.dataset.classes)
+        self.schedule: str = self.experiment.recipe.schedule
         self._placed = False
         self.judge, self._lost = Judge(self.experiment.clients, self.world.names), Lost()
         self.round, self.checkpointed = 0, 0
@@ -97,7 +98,11 @@ class Server:
 
     @property
     def rate(self) -> float:
-        return schedule.factor(self.experiment.recipe.schedule, self.round, self.rounds)
+        return schedule.factor(self.schedule, self.round, self.rounds)
+
+    def drawn(self, number: int) -> Tree:
+        network = self.world.network(Rng(self.experiment.seed, "network", number), self.experiment.model.pretrained)
+        return {name: value for name, value in tree.of(network).items() if name in self._leaving}
 
     @property
     def server(self) -> Site[None]:
@@ -308,11 +313,8 @@ class Server:
         for entry, outcome in self._timed(self._stream(entries)):
             assert entry.client is not None
             client = self._infos[entry.client.id]  # the one asked may be of an earlier round
-            if outcome.failure:
-                self._lost.heard(client, outcome.failure, "spent" in outcome.outside)
-                continue
-            if outcome.payload is None:
-                self._lost.heard(client)
+            if outcome.failure or outcome.payload is None:
+                self._lost.heard(client, outcome.failure or None, "spent" in outcome.outside)
                 continue
             self.seen.up += len(outcome.payload)
             try:
@@ -399,7 +401,6 @@ class Server:
             if not self._silent(client.id, -1) and not self.judge.excludes(client.id)
         ]
         jobs = (Entry(n, c, self._job("statistics", client=c.id), data) for n, c in enumerate(asked))
-
         replies = []
 
         def found() -> Iterator[tuple[int, Tree]]:
