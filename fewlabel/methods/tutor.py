@@ -1,8 +1,9 @@
 """Tutor, FewLabel's own method: tutors learn, then they label, and sites without labels study.
 
 A run has two terms. In the first, the tutors learn: a few models that sites with labels train on labels alone, each for
-itself. They begin with other weights, so each makes other mistakes. Their learning rate falls to nothing by the end of
-the term, because a tutor that is still learning fast labels badly. What counts is the average of each over rounds.
+itself. They begin with other weights, so each makes other mistakes. By the end of the term each has had as many passes
+over labels as labels alone have in a whole run, and its learning rate has fallen to nothing, because a tutor that is
+still learning fast labels badly. What counts is the average of each over rounds.
 
 In the second term the tutors stay as they are. In a round, each site without labels shows its images to all tutors and
 takes what they say together: the mean of their log-probabilities, which is better than any one tutor's. The tutors were
@@ -62,6 +63,7 @@ class State:
 class Drill:
     model: Weights
     rate: float  # the schedule's factor of the learning rate, from the beginning of the term
+    epochs: int
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class Tutor:
     def round(self, state: State, fed: Federation) -> State:
         first = max(1, round(self.first_term * fed.rounds))
         if fed.round <= first:
-            return self.taught(state, fed, partial(Drill, rate=factor(fed.schedule, fed.round, first)))
+            epochs = round(self.local.epochs * fed.rounds / first)
+            return self.taught(state, fed, partial(Drill, rate=factor(fed.schedule, fed.round, first), epochs=epochs))
         if state.tutors:  # the second term begins
             state = replace(state, model=state.means[0], tutors=())
         due = {max(first + 1, int(DECIDED * fed.rounds)), fed.rounds}
@@ -141,7 +144,7 @@ class Tutor:
         step = Alternate(state.model, state.velocity)
         if found.replies:
             step = averaged(step, found.model, self.server_momentum)
-        model = corrected(fed, step.model, self.correct, partial(Drill, rate=rate))
+        model = corrected(fed, step.model, self.correct, partial(Drill, rate=rate, epochs=self.local.epochs))
         return replace(state, model=model, velocity=step.velocity)
 
     def guarded(self, state: State, fed: Federation) -> State:
@@ -186,7 +189,7 @@ class Tutor:
     @on_server
     def correct(self, site: Site[None], msg: Drill) -> Model | None:
         with during(msg.rate):
-            return fine_tuned(site, Model(msg.model), self.local)
+            return fine_tuned(site, Model(msg.model), replace(self.local, epochs=msg.epochs))
 
     @on_client
     @on_server
