@@ -310,7 +310,9 @@ class Run:
             data = file(wire.unpack(Model, self.best.model).model, "validation", self.best.round)
             storage.write(self.directory / record.CHOSEN_MODEL, data)
         if self.fed.shipped is not None:
-            storage.write(self.directory / record.MODEL, file(self.fed.complete(), "last", done or self.experiment.rounds))
+            storage.write(
+                self.directory / record.MODEL, file(self.fed.complete(), "last", done or self.experiment.rounds)
+            )
         whole = {
             "schema_version": SCHEMA,
             "name": self.experiment.name,
