@@ -1,8 +1,9 @@
-"""What a site can tell of weights that it is sent: whether they are numbers, and not far larger than those before.
+"""What a site can tell of weights that it is sent: whether they are numbers, and far larger than those before.
 
-It cannot tell whether they were trained or made up: weights that differ little from honest ones can be made to show
-single images in what is trained from them. Only masked sums and differential privacy help against that. So this stops
-crude attempts alone. The hash of what was sent is kept (`workload`): in an honest run it is the same at every site.
+It cannot tell whether they were trained or made up: weights as large as honest ones can be made to show single images in
+what is trained from them. So a site refuses what is no number, and only says so if weights are far larger than before.
+To refuse these, too, would stop no careful coordinator, but let one member end any run by a huge update. The hash of
+what was sent is kept (`workload`): in an honest run it is the same at every site.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from fewlabel.core.tree import Tree
 from fewlabel.core.updates import check_size, is_tree
 from fewlabel.deploy.messages import Refused
 
-FACTOR = 10.0  # times the norm of the largest weights before
+FACTOR = 10.0  # times the norm before that is worth a line
 LEAST = 1.0  # norm that weights may always have: some networks begin with zeros
 
 
@@ -42,14 +43,12 @@ def received(kind: Any, message: bytes) -> Received:
     return Received(max(map(tree.norm, models), default=0.0), digest.hexdigest() if models else "")
 
 
-def check(new: Received, before: float) -> None:
-    """Refuse weights that are far larger than those before."""
-    most = FACTOR * max(LEAST, before)
-    if new.norm > most:
-        raise Refused(
-            f"these weights are not trained here: their norm is {new.norm:.3g}, and after those before, of norm "
-            f"{before:.3g}, it is {most:.3g} at most"
-        )
+def oddity(new: Received, before: float) -> str:
+    """Say that weights are far larger than those before. The text is empty if they are not."""
+    if new.norm <= FACTOR * max(LEAST, before):
+        return ""
+    times = f"the weights have norm {new.norm:.3g}, and those before had {before:.3g}"
+    return f"{times}; a member may have spoilt the average, or the coordinator may have made them up"
 
 
 def models_of(message: Any) -> Iterator[Tree]:

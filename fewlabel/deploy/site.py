@@ -153,7 +153,8 @@ def worked(
     worker, known = Worker(directory, world), tasks(type(world.experiment.method))
     sent = received.received(known[job.task].message if job.task else Model, message)
     first = tree.norm(tree.parameters(tree.of(worker.model)))  # of the network before any training
-    received.check(sent, max(first, workload.last_norm(directory, job)))
+    if odd := received.oddity(sent, max(first, workload.last_norm(directory, job))):
+        print(f"fewlabel: round {job.round}, {job.task}: {odd}", file=sys.stderr, flush=True)
     left = workload.begin(directory, job, limits.most_epochs, sent)
     with at_work(world.experiment), schedule.limited(limits.largest_rate, left):
         outcome = worker.do(job, message, statistics)

@@ -44,11 +44,11 @@ def test_numbers_that_no_training_gives_are_refused(value, why):
         received.received(Model, wire.pack(Model(weights([value, 0.0]))))
 
 
-def test_weights_may_grow_tenfold_in_a_round():
-    received.check(received.Received(50.0, ""), 5.0)
-    received.check(received.Received(10.0, ""), 0.0)  # a network may begin with zeros
-    with pytest.raises(Refused, match=r"their norm is 50\.1, and after those before, of norm 5, it is 50 at most"):
-        received.check(received.Received(50.1, ""), 5.0)
+def test_weights_that_grow_more_than_tenfold_are_told():
+    assert received.oddity(received.Received(50.0, ""), 5.0) == ""
+    assert received.oddity(received.Received(10.0, ""), 0.0) == ""  # a network may begin with zeros
+    told = received.oddity(received.Received(50.1, ""), 5.0)
+    assert told.startswith("the weights have norm 50.1, and those before had 5; a member may have spoilt the average")
 
 
 def test_sites_of_an_honest_run_have_received_the_same_weights(tmp_path):
@@ -110,9 +110,10 @@ def test_crafted_weights_show_single_images_to_whoever_sees_one_sites_update(att
     assert float(found.median()) > 0.95
 
 
-def test_large_crafted_weights_are_refused(attacked, capfd):
-    assert len(attacked.read(1.0)) == 0
-    assert "refused local_update: these weights are not trained here: their norm is 264" in capfd.readouterr().err
+def test_large_crafted_weights_are_told_at_the_site(attacked, capfd):
+    """They are no better for the attacker, and a member could end any run if they were refused."""
+    attacked.read(1.0)
+    assert "fewlabel: round 1, local_update: the weights have norm 264, and those before had " in capfd.readouterr().err
 
 
 def test_noise_hides_single_images_from_crafted_weights(attacked):
