@@ -1,9 +1,9 @@
 """What a site can tell of weights that it is sent: whether they are numbers, and far larger than those before.
 
 It cannot tell whether they were trained or made up: weights as large as honest ones can be made to show single images
-in what is trained from them. So a site refuses what is no number, and only says so if weights are far larger than before.
-To refuse these, too, would stop no careful coordinator, but let one member end any run by a huge update. The hash of
-what was sent is kept (`workload`): in an honest run it is the same at every site.
+in what is trained from them. So a site refuses what is no number, and only says so if weights are far larger than
+before. To refuse these, too, would stop no careful coordinator, but let one member end any run by a huge update. The
+hash of what was sent is kept (`workload`): in an honest run it is the same at every site.
 """
 
 import hashlib
