@@ -185,7 +185,7 @@ def test_a_killed_node_costs_a_deadline_at_most_then_nothing_and_takes_part_agai
 
 def test_a_site_that_is_stuck_in_its_first_round_is_named_and_passed_over(sites, tmp_path):
     """Nobody knows how long its task takes, but the others' replies tell."""
-    whole = fedavg("rounds=2")
+    whole = fedavg("rounds=1")
     sites.mood(2, _1="stuck")
     run = sites.lay_out("stuck", whole, least=20.0, deadline=3600.0)
     running = sites.submit(run)
@@ -199,7 +199,7 @@ def test_a_site_that_is_stuck_in_its_first_round_is_named_and_passed_over(sites,
     sites.kill("site2")
     sites.site_process(2)
     found = read_rounds(run)
-    assert [line["replies"] for line in found] == [2, 2]
+    assert [line["replies"] for line in found] == [2]
     assert found[0]["failures"][0]["why"].startswith("it was silent for")
     assert same_as_without(run, whole, 2, tmp_path / "simulated")
     told(run, named_after=named, passed_over_after=passed_over)
