@@ -13,7 +13,9 @@ KEPT = 10  # rounds whose seconds count
 SHORT = 10  # times the least deadline: the longest one of what is no training
 LONG = ("client", "hidden", "statistics", "evaluate", "pixels")  # kinds of jobs that look at all images of a site
 MISSES = 2  # rounds in which a site may be silent before it is asked less often
-FIRST = 4  # times as long a site may take for a task that only others have done before; after each silence twice as long
+FIRST = (
+    4  # times as long a site may take for a task that only others have done before; after each silence twice as long
+)
 
 
 @dataclass

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fewlabel.core import coarse, schedule, schema, wire
-from fewlabel.core.errors import BadInput
+from fewlabel.core import coarse, schedule, schema, tree, wire
+from fewlabel.core.errors import BadInput, Spent
 from fewlabel.core.federation import ClientInfo, Model
 from fewlabel.core.rng import Rng, preserved
 from fewlabel.core.tasks import tasks, weights_sent
@@ -35,7 +35,17 @@ from fewlabel.data.images import Images
 from fewlabel.data.own.listing import guess_kind
 from fewlabel.data.partition import Holding, Partition, nothing
 from fewlabel.data.site_files import Pixels, Terms
-from fewlabel.deploy import evaluation, experiments, masked_site, policy, site_labels, site_log, site_terms, workload
+from fewlabel.deploy import (
+    evaluation,
+    experiments,
+    masked_site,
+    policy,
+    received,
+    site_labels,
+    site_log,
+    site_terms,
+    workload,
+)
 from fewlabel.deploy.consent import consented
 from fewlabel.deploy.messages import MAX_ORDER, MAX_WANTED, Introduction, Order, Refused
 from fewlabel.deploy.site_folder import SiteConfig
@@ -47,7 +57,6 @@ from fewlabel.engine.run import versions
 from fewlabel.engine.worker import Worker
 from fewlabel.engine.world import World, normalised
 from fewlabel.experiment import Experiment, read
-from fewlabel.learn.private import Spent
 
 FRAMEWORK = {"pixels": "", "statistics": "", "evaluate": "test"}  # kinds of jobs that are no method's, and their task
 
@@ -141,15 +150,20 @@ def worked(
     directory.mkdir(parents=True, exist_ok=True)
     # Nothing is measured or shown at a site: its worker does not watch, whatever `score` and `evaluated` say.
     job = replace(order.job, run=str(directory), score=False, evaluated=False)
-    left = workload.begin(directory, job, limits.most_epochs)
+    worker, known = Worker(directory, world), tasks(type(world.experiment.method))
+    sent = received.received(known[job.task].message if job.task else Model, message)
+    first = tree.norm(tree.parameters(tree.of(worker.model)))  # of the network before any training
+    if odd := received.oddity(sent, max(first, workload.last_norm(directory, job))):
+        print(f"fewlabel: round {job.round}, {job.task}: {odd}", file=sys.stderr, flush=True)
+    left = workload.begin(directory, job, limits.most_epochs, sent)
     with at_work(world.experiment), schedule.limited(limits.largest_rate, left):
-        outcome = Worker(directory, world).do(job, message, statistics)
+        outcome = worker.do(job, message, statistics)
     workload.finish(directory, job, outcome.outside.get("passes", 0))
     policy.check_steps(limits, outcome.outside.get("steps", 0))
     if order.job.kind != "hidden" or outcome.payload is None:
         return outcome.payload
-    task, clip = tasks(type(world.experiment.method))[job.task], world.experiment.clients.clip
-    return masked_site.hide(order, task, message, statistics, outcome.payload, directory, clip)
+    clip = world.experiment.clients.clip
+    return masked_site.hide(order, known[job.task], message, statistics, outcome.payload, directory, clip)
 
 
 def measured(

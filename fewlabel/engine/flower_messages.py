@@ -60,7 +60,7 @@ def parts_of(reply: Message) -> dict[str, Any]:
 def told(reply: Message) -> dict[str, float]:
     """Return what a site tells beside its upload: the epsilon that it has `spent`, and whether none is left."""
     parts = parts_of(reply)
-    none_left = {"spent": True} if "spent" in parts else {}
+    none_left: dict[str, float] = {"spent": True} if "spent" in parts else {}
     try:
         epsilon = float(str(parts["epsilon"]))
     except (KeyError, ValueError):

@@ -1,7 +1,7 @@
 """What each client has spent of its privacy in a run. It survives kills, and steps that were repeated count again.
 
-A reply is kept until no resume can ask for it again. Whoever asks the same again gets the same reply: the noise is in it
-already, so it tells nothing more, and it spends nothing more.
+A reply is kept until no resume can ask for it again. Whoever asks the same again gets the same reply: the noise is in
+it already, so it tells nothing more, and it spends nothing more.
 """
 
 import hashlib

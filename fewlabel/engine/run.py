@@ -246,7 +246,7 @@ class Run:
         if self.pending is None:
             return
         pending, self.pending, began = self.pending, None, time.monotonic()
-        line = pending.line | self.fed.collect(pending.tickets)
+        line = pending.line | self.measured(pending)
         line["seconds_evaluate"] += time.monotonic() - began
         number, score = pending.round, record.validation_score(line)
         if score is not None and (self.best is None or score > self.best.score):
@@ -261,6 +261,22 @@ class Run:
         if kept:
             self.checkpoints.save(number, pending.state, self.best)
             self.fed.checkpointed, self.last_checkpoint = number, time.monotonic()
+
+    def measured(self, pending: Pending) -> dict[str, Any]:
+        """Return the metrics of a round. If the model cannot be measured, name those whose updates were odd."""
+        try:
+            return self.fed.collect(pending.tickets)
+        except RunFailed as error:
+            suspects = {one["client"]: one["why"] for one in pending.line.get("suspects", ()) if one["did"] == "named"}
+            if not suspects:
+                raise
+            who = "; ".join(
+                f"{self.fed.world.names.get(client, f'client {client}')}: {why}" for client, why in suspects.items()
+            )
+            raise RunFailed(
+                f"{error} In round {pending.round} these updates were odd: {who}; clients.outlier, in a new run, "
+                "leaves such updates out"
+            ) from None
 
     def due(self, number: int) -> bool:
         """Return True if this round needs a checkpoint."""
@@ -310,7 +326,9 @@ class Run:
             data = file(wire.unpack(Model, self.best.model).model, "validation", self.best.round)
             storage.write(self.directory / record.CHOSEN_MODEL, data)
         if self.fed.shipped is not None:
-            storage.write(self.directory / record.MODEL, file(self.fed.complete(), "last", done or self.experiment.rounds))
+            storage.write(
+                self.directory / record.MODEL, file(self.fed.complete(), "last", done or self.experiment.rounds)
+            )
         whole = {
             "schema_version": SCHEMA,
             "name": self.experiment.name,

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fewlabel.core import metrics, schedule, tree, wire
-from fewlabel.core.errors import FewLabelError
+from fewlabel.core.errors import FewLabelError, Spent
 from fewlabel.core.federation import Model, Site, batch_statistics
 from fewlabel.core.images import Unlabeled
 from fewlabel.core.rng import Rng
@@ -61,7 +61,7 @@ class Worker:
         """Do a job. An error in its task becomes part of the outcome, the same from any process."""
         try:
             return self.do(job, message, statistics)
-        except private.Spent as error:
+        except Spent as error:
             return Outcome(None, {"spent": True}, str(error), traceback.format_exc())
         except FewLabelError as error:
             return Outcome(None, {}, str(error), traceback.format_exc())

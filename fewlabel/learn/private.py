@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fewlabel.core import sampling
-from fewlabel.core.errors import BadInput
+from fewlabel.core.errors import BadInput, Spent
 from fewlabel.core.images import count_step
 from fewlabel.learn.budget import Privacy
 from fewlabel.learn.optim import Optimizer
@@ -83,10 +83,6 @@ def gaussian(shape: torch.Size, deviation: float) -> Tensor:
     first, second = ((bits[:, place] + 1.0) / 2.0**53 for place in range(2))
     four = np.sqrt(-2 * np.log(first)) * np.cos(2 * np.pi * second)  # Box and Muller
     return torch.from_numpy(four.sum(0) / 2 * deviation).reshape(shape)
-
-
-class Spent(BadInput):
-    """A site has no epsilon left for a task."""
 
 
 @dataclass

@@ -185,21 +185,21 @@ def test_a_killed_node_costs_a_deadline_at_most_then_nothing_and_takes_part_agai
 
 def test_a_site_that_is_stuck_in_its_first_round_is_named_and_passed_over(sites, tmp_path):
     """Nobody knows how long its task takes, but the others' replies tell."""
-    whole = fedavg("rounds=3")
+    whole = fedavg("rounds=1")
     sites.mood(2, _1="stuck")
-    run = sites.lay_out("stuck", whole, least=5.0, factor=1.0, deadline=3600.0)
+    run = sites.lay_out("stuck", whole, least=20.0, deadline=3600.0)
     running = sites.submit(run)
     until(sites.seen(2).exists)
     began = time.monotonic()
     until(lambda: [one.client for one in waiting.read(run)] == [2])
     named = time.monotonic() - began
-    until(lambda: read_rounds(run))
+    until(lambda: read_rounds(run), 1200)
     passed_over = time.monotonic() - began
-    running.wait(600)
+    running.wait(1800)
     sites.kill("site2")
     sites.site_process(2)
     found = read_rounds(run)
-    assert [line["replies"] for line in found] == [2, 2, 2]
+    assert [line["replies"] for line in found] == [2]
     assert found[0]["failures"][0]["why"].startswith("it was silent for")
     assert same_as_without(run, whole, 2, tmp_path / "simulated")
     told(run, named_after=named, passed_over_after=passed_over)

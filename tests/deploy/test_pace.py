@@ -60,7 +60,7 @@ def test_a_deadline_has_a_floor_and_a_ceiling_and_the_first_task_of_a_kind_has_t
 
 
 def test_others_tell_how_long_a_task_may_take_that_a_site_has_never_done():
-    """Client 0, with 100 images, took 6 s. Client 1 has 300, so 18 s are expected: 4 * 5 * 18 s, twice after a silence."""
+    """Client 0, with 100 images, took 6 s. Client 1 has 300, so 18 s are expected: 4 * 5 * 18 s, then twice that."""
     found = pace()
     found.sizes = {0: 100, 1: 300, 2: 50}
     assert found.first_deadline(job(1, 1)) == math.inf  # nobody knows

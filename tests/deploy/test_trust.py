@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlab
 from flwr.app import Message
 
 from fewlabel.core import wire
-from fewlabel.core.errors import BadInput
+from fewlabel.core.errors import BadInput, RunFailed
 from fewlabel.core.federation import ClientInfo
 from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import tasks
@@ -186,6 +186,15 @@ def test_a_member_that_reports_far_more_images_than_before_is_named(tmp_path):
     for _ in range(2):
         assert members.grown(folder, {1: 10**8, 2: 7}) == [why]
     assert members.grown(folder, {0: 200, 1: 600}) == []
+
+
+def test_a_member_that_makes_the_model_useless_is_named_where_the_run_ends(tmp_path):
+    whole = experiment(
+        *("method=fedavg", "labels.at=every-client", "labels.fraction=0.5"),
+        *("clients.attack.kind=scale", "clients.attack.ids=[1]", "clients.attack.strength=1e17"),
+    )
+    with pytest.raises(RunFailed, match=r"In round 1 these updates were odd: client 1: its update has norm .*outlier"):
+        simulated(whole, tmp_path / "run")
 
 
 def test_nobody_can_be_told_to_attack(tmp_path):

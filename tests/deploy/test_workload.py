@@ -1,4 +1,4 @@
-"""What a site counts by itself: passes over its images, and how often it is asked, whatever messages and settings say."""
+"""What a site counts itself: passes over its images, and how often it is asked, whatever messages and settings say."""
 
 from dataclasses import replace
 
@@ -13,6 +13,7 @@ from fewlabel.core.images import Tally
 from fewlabel.core.rng import Rng
 from fewlabel.deploy import workload
 from fewlabel.deploy.messages import Refused
+from fewlabel.deploy.received import Received
 from fewlabel.deploy.server import serve
 from fewlabel.engine.executor import Job
 from fewlabel.engine.record import read_rounds
@@ -24,6 +25,7 @@ from tests.deploy.test_policy import ask, grid
 from tests.nets import tiny
 
 RUN = "b" * 32
+SENT = Received(5.0, "00")
 TUTOR = ("method=tutor", "method.tutors=2", "method.views=0", "method.epochs_unlabeled=1", "labels.clients=1")
 
 
@@ -67,7 +69,10 @@ def test_a_message_that_asks_for_more_epochs_than_the_settings_is_refused(tmp_pa
         sent = Message(sigma, pack(tree.parameters(sigma)), (), 0.01, epochs)
         found = ask(config, whole, data, "client", round=1, task="local_update", message=wire.pack(sent))
         assert [*found] == [said], found
-    assert "this task passes over its images more than 3 times, and no more are left in this round (most_epochs)" in found["refused"]
+    assert (
+        "this task passes over its images more than 3 times, and no more are left in this round (most_epochs)"
+        in found["refused"]
+    )
 
 
 def test_all_trainings_of_a_round_count_together(tmp_path):
@@ -88,12 +93,12 @@ def test_all_trainings_of_a_round_count_together(tmp_path):
 def test_a_round_that_is_repeated_counts_once(tmp_path):
     """A resumed run repeats rounds: whoever trains for all epochs that are allowed can do so again."""
     job = Job(RUN, "client", "local_update", 0, 1)
-    assert workload.begin(tmp_path, job, 5) == 5
+    assert workload.begin(tmp_path, job, 5, SENT) == 5
     workload.finish(tmp_path, job, 5)
-    assert workload.begin(tmp_path, job, 5) == 5  # the same call
-    assert workload.begin(tmp_path, replace(job, call=1), 5) == 0
-    assert workload.begin(tmp_path, replace(job, round=2), 5) == 5
-    assert workload.begin(tmp_path, job, None) is None
+    assert workload.begin(tmp_path, job, 5, SENT) == 5  # the same call
+    assert workload.begin(tmp_path, replace(job, call=1), 5, SENT) == 0
+    assert workload.begin(tmp_path, replace(job, round=2), 5, SENT) == 5
+    assert workload.begin(tmp_path, job, None, SENT) is None
 
 
 def test_a_coordinator_gets_no_more_replies_by_asking_again_in_one_round(tmp_path):
@@ -109,15 +114,24 @@ def test_a_coordinator_gets_no_more_replies_by_asking_again_in_one_round(tmp_pat
     assert got == ["upload"] * 3 + ["refused"] * 2
     job = Job(RUN, "client", "local_update", 0, 1)
     for _ in range(workload.TIMES - 1):
-        workload.begin(tmp_path / "state" / "client-0" / RUN, job, None)
+        workload.begin(tmp_path / "state" / "client-0" / RUN, job, None, SENT)
     with pytest.raises(Refused, match="asked 20 times for call 0 of round 1"):
-        workload.begin(tmp_path / "state" / "client-0" / RUN, job, None)
+        workload.begin(tmp_path / "state" / "client-0" / RUN, job, None, SENT)
+
+
+def test_weights_are_compared_with_those_of_the_round_before(tmp_path):
+    job = Job(RUN, "client", "local_update", 0, 1)
+    assert workload.last_norm(tmp_path, job) == 0.0
+    for number, norm in ((1, 5.0), (3, 7.0), (3, 6.0)):
+        call = replace(job, round=number, call=int(10 * norm))
+        workload.begin(tmp_path, call, None, Received(norm, ""))
+    assert [workload.last_norm(tmp_path, replace(job, round=number)) for number in (1, 2, 3, 4)] == [0.0, 5.0, 5.0, 7.0]
 
 
 def test_a_round_has_so_many_tasks(tmp_path):
     job = Job(RUN, "client", "sit_exam", 0, 1)
     for call in range(workload.CALLS):
-        workload.begin(tmp_path, replace(job, call=call), None)
+        workload.begin(tmp_path, replace(job, call=call), None, SENT)
     with pytest.raises(Refused, match="has done 100 tasks in round 1 of this run"):
-        workload.begin(tmp_path, replace(job, call=workload.CALLS), None)
-    workload.begin(tmp_path, replace(job, round=2), None)
+        workload.begin(tmp_path, replace(job, call=workload.CALLS), None, SENT)
+    workload.begin(tmp_path, replace(job, round=2), None, SENT)
