@@ -321,6 +321,20 @@ def test_without_a_mean_the_shipped_model_is_the_last(run_dir):
         assert fed.shipped is model
 
 
+def test_other_first_weights_are_the_same_again_and_follow_the_seed(run_dir):
+    fed = Server(run_dir())
+    first, other, again = fed.server.weights(), fed.drawn(1), fed.drawn(1)
+    assert first.keys() == other.keys()
+    assert all(torch.equal(again[name], value) for name, value in other.items())
+    for changed in (first, fed.drawn(2), Server(run_dir("seed=1")).drawn(1)):
+        assert not any(torch.equal(changed[name], value) for name, value in other.items() if value.dim() > 1)
+
+
+def test_other_first_weights_keep_to_the_policy_for_statistics(run_dir):
+    fed = Server(run_dir("model.name=resnet9", "model.buffers=local"))
+    assert fed.drawn(1).keys() == fed.server.weights().keys()
+
+
 def test_clients_go_on_from_the_last_model_and_not_from_the_mean(run_dir):
     lines = []
     for changes in ((), ("train.average=0.8",)):

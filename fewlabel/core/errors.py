@@ -16,6 +16,10 @@ class BadInput(FewLabelError):
     exit_code = 2
 
 
+class Spent(BadInput):
+    """A site has no epsilon left for a task, so it does not train."""
+
+
 class RunFailed(FewLabelError):
     """A run could not go on. What it has computed is kept, and it can be resumed."""
 

@@ -168,11 +168,15 @@ class Site(Generic[C]):
 
 @dataclass(frozen=True)
 class Reply(Generic[U]):
-    """A client's `upload`. `job` is the number of the job that it answers, `client` the client's info at that time."""
+    """A client's `upload`. `job` is the number of the job that it answers, `client` the client's info at that time.
+
+    `counts` is how much of what the client claims counts: less than 1 if `clients.largest_share` bounds it.
+    """
 
     job: int
     client: ClientInfo
     upload: U
+    counts: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,7 @@ class Federation(Protocol):
     round: int  # 1, 2, …; 0 while the method is being initialised
     rounds: int
     num_classes: int
+    schedule: str  # of the learning rate over rounds, as in `train.schedule`
     shipped: Tree | None  # the model after the round before as it would be shipped: the recipe's mean over rounds
 
     @property
@@ -224,6 +229,9 @@ class Federation(Protocol):
     @property
     def unlabeled(self) -> Sequence[ClientInfo]:
         """The clients with unlabeled images. A client with both kinds of images is in both lists."""
+
+    def drawn(self, number: int) -> Tree:
+        """Return other first weights than the server's: the draw with this number. What is pretrained stays."""
 
     def sample(
         self, k: int | None = None, among: Sequence[ClientInfo] | None = None, *, name: str = ""

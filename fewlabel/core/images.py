@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fewlabel.core import sampling
+from fewlabel.core import sampling, schedule
 from fewlabel.core.mixing import draw_share, mix
 
 
@@ -55,6 +55,17 @@ class Tally:
     stepped: list[int] = field(default_factory=lambda: [0, 0])  # labeled, unlabeled
     drawn: list[int] = field(default_factory=lambda: [0, 0])
     steps: int = 0  # that were seen
+    begun: list[int] = field(default_factory=lambda: [0, 0])  # passes over labeled and unlabeled images, to train
+
+    @property
+    def passes(self) -> int:
+        """Passes over a site's images. If it has both kinds, the one with fewer images may be passed more often."""
+        return min((number for number in self.begun if number), default=0)
+
+    def begin(self, labeled: bool, unlabeled: bool) -> None:
+        """Count a pass that begins, unless nothing is trained. Raise an error if it is one too many."""
+        self.add(self.begun, labeled, unlabeled)
+        schedule.check_passes(self.passes)
 
     @property
     def trained(self) -> list[int]:
@@ -146,6 +157,8 @@ class Unlabeled:
         `counted` is the number of views that go through a backward pass in each step.
         """
         chosen = torch.arange(len(self), device=self._where.device) if subset is None else subset
+        if shuffle:
+            self._tally.begin(False, True)
         for index in drawn(chosen, size, self._rng) if shuffle else cut(chosen, size):
             batch = (*self._images.views(self._where[index], views, self._rng), index)
             self._tally.draw(batch, counted * len(index), counted * len(index))
@@ -233,6 +246,9 @@ class Labeled:
         its batch, and so are their labels. `counted` is the number of views that go through a backward pass.
         """
         chosen = torch.arange(len(self), device=self._where.device)
+        if shuffle:
+            pseudo = int(self._pseudo.sum())
+            self._tally.begin(pseudo < len(self), pseudo > 0)
         for index in drawn(chosen, self.batch_size(size), self._rng) if shuffle else cut(chosen, size):
             views, y = self._images.views(self._where[index], names, self._rng), self.y[index]
             batch = self._mixup.blend(views, y, self._rng) if self._mixup and shuffle else (*views, y)

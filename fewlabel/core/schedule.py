@@ -1,6 +1,7 @@
 """The schedule of the learning rate: a factor for each round, which optimizers multiply their rate with.
 
-It is set around every task, so that every method follows it without a line of its own.
+It is set around every task, so that every method follows it without a line of its own. So are limits on the rate and on
+the passes over a site's images.
 """
 
 import math
@@ -12,10 +13,15 @@ from fewlabel.core.errors import BadInput
 
 _FACTOR: ContextVar[float] = ContextVar("factor", default=1.0)
 _LARGEST: ContextVar[float | None] = ContextVar("largest", default=None)
+_PASSES: ContextVar[int | None] = ContextVar("passes", default=None)
 
 
 class TooFast(BadInput):
     """A learning rate above the largest that is allowed here."""
+
+
+class TooLong(BadInput):
+    """More passes over a site's images than are allowed here."""
 
 
 def factor(schedule: str, round: int, rounds: int) -> float:
@@ -46,11 +52,22 @@ def during(factor: float) -> Iterator[None]:
         _FACTOR.reset(token)
 
 
+def check_passes(passes: int) -> None:
+    """Raise TooLong if a task has begun more passes over its images than are allowed here."""
+    most = _PASSES.get()
+    if most is not None and passes > most:
+        raise TooLong(
+            "the policy of this site does not allow it: this task passes over its images more than "
+            f"{max(0, most)} times, and no more are left in this round (most_epochs)"
+        )
+
+
 @contextmanager
-def limited(largest: float | None) -> Iterator[None]:
-    """Refuse every step with a larger rate meanwhile, wherever the rate comes from: a message may change it, too."""
-    token = _LARGEST.set(largest)
+def limited(largest: float | None, passes: int | None = None) -> Iterator[None]:
+    """Refuse larger rates and more passes meanwhile, wherever they come from: a message may change them, too."""
+    tokens = _LARGEST.set(largest), _PASSES.set(passes)
     try:
         yield
     finally:
-        _LARGEST.reset(token)
+        _LARGEST.reset(tokens[0])
+        _PASSES.reset(tokens[1])

@@ -148,11 +148,15 @@ class Checked(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """Who was asked: the client, with the images that it says it has, the number of classes, the largest number."""
+    """Who was asked: the client, with the images that it says it has, the number of classes, the largest number.
+
+    `held_out` is how many labeled images the client keeps out of training at most, beside those of `client`.
+    """
 
     client: ClientInfo
     classes: int
     most: float = LARGEST
+    held_out: int = 0
 
     def check_images(self, number: int, counts: Tensor | None = None) -> None:
         """Raise ValueError if the client does not have so many images, or if counts by class do not add up to them."""

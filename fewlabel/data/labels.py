@@ -82,7 +82,11 @@ def held_out(y: np.ndarray, share: float, rng: Rng) -> Index:
     How many are drawn depends only on how many there are, so a server knows it without seeing them.
     """
     spare = rng.numpy.permutation(len(y))[2:]
-    return spread(y, spare, min(round(share * len(y)), len(spare)))
+    return spread(y, spare, num_held_out(len(y), share))
+
+
+def num_held_out(labels: int, share: float) -> int:
+    return min(round(share * labels), max(0, labels - 2))
 
 
 def spread(y: np.ndarray, among: Index, count: int) -> Index:

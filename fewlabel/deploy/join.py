@@ -15,7 +15,7 @@ from pathlib import Path
 from fewlabel.core.errors import BadInput, RunFailed
 from fewlabel.deploy import keys, members, processes, site_check
 from fewlabel.deploy.site_folder import SOCKET, SiteFile
-from fewlabel.deploy.site_process import last_beat
+from fewlabel.deploy.site_process import is_late, last_beat
 from fewlabel.report.terminal import span, tell
 
 PROCESS, NODE = "site-process", "supernode"  # the two programs
@@ -120,15 +120,19 @@ class Hangs:
         self.stopped: dict[int, float] = {}  # since when, by process
 
     def end(self) -> bool:
-        """End the site process if it has given no sign of life, and the node if something of it is stopped.
+        """End the site process if it gives no sign of life or is late, and the node if something of it is stopped.
 
         Return True if the site process was ended.
         """
         now, process = time.monotonic(), self.programs.started[PROCESS]
         if (beat := last_beat(self.programs.folder / SOCKET)) != self.beat:
             self.beat, self.changed = beat, now
-        if hung := now - self.changed > HUNG:
-            tell(f"the {PROCESS} has given no sign of life for {HUNG:.0f} s, so it is ended and started again")
+        late = is_late(self.programs.folder / SOCKET)
+        if hung := now - self.changed > HUNG or late:
+            why = f"has given no sign of life for {HUNG:.0f} s"
+            if late:  # it is alive, but may wait for a disk that does not answer
+                why = "has been at an order for longer than the coordinator waits for it"
+            tell(f"the {PROCESS} {why}, so it is ended and started again")
             self.kill(process.pid)
             process.wait()
             self.changed = now

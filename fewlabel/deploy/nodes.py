@@ -181,7 +181,8 @@ class NodeExecutor:
         self.nodes, self.worker, self.window = nodes, worker, 2 * max(1, worker.world.experiment.clients.count)
         model = len(wire.pack(Model(tree.of(worker.model))))
         self.max_upload = nodes.plan.max_upload or 8 * model + (1 << 20)
-        self.tickets, self.pace = Tickets(), Pace(nodes.plan)
+        self.tickets = Tickets()
+        self.pace = Pace(nodes.plan, {client: info.size for client, info in (nodes.clients or {}).items()})
         self._sent: dict[str, Sent] = {}
         self._waited: list[waiting.Waited] = []
 
@@ -197,7 +198,9 @@ class NodeExecutor:
                 raise Absent(why)
             node = self.nodes.node_of(job.client)
             parts = {"order": self.nodes.order(job), "message": message, "statistics": statistics}
-            sent = flower_messages.send(self.nodes.grid, node, deadline, "train", str(job.round), **parts)
+            sent = flower_messages.send(
+                self.nodes.grid, node, deadline, "train", str(job.round), seconds=f"{deadline:g}", **parts
+            )
             if not sent:
                 raise Absent("the message to it could not be sent")
             self._sent[sent] = Sent(ticket, job, time.monotonic(), deadline)
@@ -232,13 +235,14 @@ class NodeExecutor:
                     self.pace.missed(done.job)
                 continue
             except FewLabelError as error:
-                self.tickets.close(done.ticket, Outcome(None, {}, str(error)))
+                self.tickets.close(done.ticket, Outcome(None, flower_messages.told(reply), str(error)))
             self.pace.replied(done.job, time.monotonic() - done.began)
         for sent, open_ in list(self._sent.items()):
-            if time.monotonic() > open_.began + open_.deadline:  # a reply that comes later is not read
+            deadline = min(open_.deadline, self.pace.first_deadline(open_.job))
+            if time.monotonic() > open_.began + deadline:  # a reply that comes later is not read
                 del self._sent[sent]
                 self.pace.missed(open_.job)
-                self.tickets.close(open_.ticket, Outcome(None, {}, f"it was silent for {round(open_.deadline, 1):g} s"))
+                self.tickets.close(open_.ticket, Outcome(None, {}, f"it was silent for {round(deadline, 1):g} s"))
         self._note_waiting()
         return len(self._sent) < before
 

@@ -1,6 +1,8 @@
 """How long a server waits for a site, and how often it asks one that stays silent."""
 
+import math
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -11,6 +13,9 @@ KEPT = 10  # rounds whose seconds count
 SHORT = 10  # times the least deadline: the longest one of what is no training
 LONG = ("client", "hidden", "statistics", "evaluate", "pixels")  # kinds of jobs that look at all images of a site
 MISSES = 2  # rounds in which a site may be silent before it is asked less often
+FIRST = (
+    4  # times as long a site may take for a task that only others have done before; after each silence twice as long
+)
 
 
 @dataclass
@@ -21,6 +26,7 @@ class Pace:
     """
 
     plan: RunPlan
+    sizes: Mapping[int, int] = field(default_factory=dict)  # images of each client
     own: dict[tuple[int, str], deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT)))
     slowest: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))  # by task and round
     silent: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # rounds by client, since it spoke
@@ -42,6 +48,24 @@ class Pace:
         if self.plan.factor is None or usual is None:
             return most
         return min(max(self.plan.factor * usual, self.plan.least), most)
+
+    def first_deadline(self, job: Job) -> float:
+        """Return how many seconds to wait for a task that a client has never done, once others have done it.
+
+        They tell what it may take, by their numbers of images. A site that is far slower gets twice as long each time.
+        """
+        if self.plan.factor is None or self.own[job.client, name(job)]:
+            return math.inf
+        size = self.sizes.get(job.client, 0)
+        others = [
+            median(seconds) * max(1.0, size / max(1, self.sizes.get(client, size)))
+            for (client, task), seconds in self.own.items()
+            if seconds and task == name(job) and client != job.client
+        ]
+        if not others:
+            return math.inf
+        times = FIRST * 2.0 ** len(self.silent.get(job.client, ()))
+        return min(max(times * self.plan.factor * max(others), times * self.plan.least), self.plan.deadline)
 
     def replied(self, job: Job, seconds: float) -> None:
         """Note that a client has replied, and after how many seconds."""

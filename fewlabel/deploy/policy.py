@@ -27,7 +27,7 @@ methods = []           # such as ["fedavg", "rscfed"]; [] stands for all that yo
 networks = []          # such as ["simple-cnn", "resnet18"]; [] stands for all
 least_batch = 8        # images in a batch
 least_steps = 2        # steps of training before weights leave: after one step, they show the exact gradient
-most_epochs = 501      # passes over your images in a round; CBAFed's warm-up has 501
+most_epochs = 501      # passes over your images in all tasks of a round; CBAFed's warm-up has 501
 largest_rate = 0.1     # learning rate
 statistics = false     # exact BatchNorm statistics of your images (model.buffers = "recomputed") may leave
 held_out = false       # exact counts over labels that you do not train on (labels.held_out) may leave
@@ -63,7 +63,7 @@ class Policy:
     networks: tuple[str, ...] = ()  # empty: all
     least_batch: Count | None = None  # images
     least_steps: Count | None = None  # of training, before weights leave
-    most_epochs: Count | None = None  # in a round
+    most_epochs: Count | None = None  # in all tasks of a round
     largest_rate: Positive | None = None  # learning rate
     statistics: bool = True  # whether exact BatchNorm statistics may leave, where an experiment recomputes them
     held_out: bool = True  # whether exact counts over held-out labels may leave, where an experiment holds some out

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fewlabel.core import coarse, schedule, schema, wire
-from fewlabel.core.errors import BadInput
+from fewlabel.core import coarse, schedule, schema, tree, wire
+from fewlabel.core.errors import BadInput, Spent
 from fewlabel.core.federation import ClientInfo, Model
 from fewlabel.core.rng import Rng, preserved
 from fewlabel.core.tasks import tasks, weights_sent
@@ -35,7 +35,17 @@ from fewlabel.data.images import Images
 from fewlabel.data.own.listing import guess_kind
 from fewlabel.data.partition import Holding, Partition, nothing
 from fewlabel.data.site_files import Pixels, Terms
-from fewlabel.deploy import evaluation, experiments, masked_site, policy, site_labels, site_log, site_terms
+from fewlabel.deploy import (
+    evaluation,
+    experiments,
+    masked_site,
+    policy,
+    received,
+    site_labels,
+    site_log,
+    site_terms,
+    workload,
+)
 from fewlabel.deploy.consent import consented
 from fewlabel.deploy.messages import MAX_ORDER, MAX_WANTED, Introduction, Order, Refused
 from fewlabel.deploy.site_folder import SiteConfig
@@ -96,7 +106,7 @@ def answer(site: SiteConfig, parts: Mapping[str, Any]) -> Parts:
             file=sys.stderr,
             flush=True,
         )
-        return {"refused": str(error)}
+        return {"refused": str(error)} | ({"spent": "yes"} if isinstance(error.__cause__, Spent) else {})
     spent = experiments.epsilon(Path(site.state), known.job.run)
     return ({} if upload is None else {"upload": upload}) | ({"epsilon": f"{spent:.6g}"} if spent else {})
 
@@ -140,13 +150,20 @@ def worked(
     directory.mkdir(parents=True, exist_ok=True)
     # Nothing is measured or shown at a site: its worker does not watch, whatever `score` and `evaluated` say.
     job = replace(order.job, run=str(directory), score=False, evaluated=False)
-    with at_work(world.experiment), schedule.limited(limits.largest_rate):
-        outcome = Worker(directory, world).do(job, message, statistics)
+    worker, known = Worker(directory, world), tasks(type(world.experiment.method))
+    sent = received.received(known[job.task].message if job.task else Model, message)
+    first = tree.norm(tree.parameters(tree.of(worker.model)))  # of the network before any training
+    if odd := received.oddity(sent, max(first, workload.last_norm(directory, job))):
+        print(f"fewlabel: round {job.round}, {job.task}: {odd}", file=sys.stderr, flush=True)
+    left = workload.begin(directory, job, limits.most_epochs, sent)
+    with at_work(world.experiment), schedule.limited(limits.largest_rate, left):
+        outcome = worker.do(job, message, statistics)
+    workload.finish(directory, job, outcome.outside.get("passes", 0))
     policy.check_steps(limits, outcome.outside.get("steps", 0))
     if order.job.kind != "hidden" or outcome.payload is None:
         return outcome.payload
-    task, clip = tasks(type(world.experiment.method))[job.task], world.experiment.clients.clip
-    return masked_site.hide(order, task, message, statistics, outcome.payload, directory, clip)
+    clip = world.experiment.clients.clip
+    return masked_site.hide(order, known[job.task], message, statistics, outcome.payload, directory, clip)
 
 
 def measured(
@@ -176,8 +193,8 @@ def at_work(experiment: Experiment) -> Iterator[None]:
         with preserved():
             torch.set_num_threads(experiment.threads)
             yield
-    except (wire.WireError, schedule.TooFast, BadInput) as error:
-        raise Refused(str(error)) from None
+    except (wire.WireError, BadInput) as error:
+        raise Refused(str(error)) from error
     finally:
         torch.set_num_threads(threads)
 

@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from fewlabel.core.errors import FewLabelError
 Parts = dict[str, Any]  # of a message or a reply: bytes or texts by name
 BEAT = 2.0  # seconds between two signs of life
 ALIVE = "alive"  # a file beside the socket, whose time is the last sign of life
+WORKING = "working"  # a file beside the socket while an order is carried out, with the time by which it must be done
+LEAST = 60.0  # seconds that an order may take, whatever the coordinator says
 
 
 def attempt(work: Callable[[], Parts]) -> Parts:
@@ -53,15 +55,37 @@ def ask(socket: Path, parts: Mapping[str, Any]) -> Parts:
 def serve(reply: Callable[[Parts], Parts], socket: Path) -> None:
     """Answer one message after the other by `reply`, until this process is ended. Log why there is no upload."""
     socket.unlink(missing_ok=True)
+    socket.with_name(WORKING).unlink(missing_ok=True)
     os.umask(0o077)  # nobody else may connect, or read images that are decoded here
     threading.Thread(target=beat, args=(socket.with_name(ALIVE),), daemon=True).start()
     with Listener(str(socket), "AF_UNIX") as listener:
         while True:
             with suppress(OSError, EOFError, ValueError), listener.accept() as connection:
-                made = reply(receive(connection))
+                parts = receive(connection)
+                with working(socket.with_name(WORKING), parts.get("seconds")):
+                    made = reply(parts)
                 if "failed" in made:  # a refusal is said where it is decided
                     print(f"fewlabel: an order was not carried out: {made['failed']}", file=sys.stderr, flush=True)
                 send(connection, made)
+
+
+@contextmanager
+def working(file: Path, seconds: object) -> Iterator[None]:
+    """Note by when an order must be done: as long as the coordinator waits, for later nobody reads the reply."""
+    with suppress(ValueError, OSError):
+        file.write_text(str(time.monotonic() + max(LEAST, float(str(seconds)))))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def is_late(socket: Path) -> bool:
+    """Return True if the process at a socket is at an order for longer than anybody waits for it."""
+    with suppress(ValueError, OSError):
+        return time.monotonic() > float(socket.with_name(WORKING).read_text())
+    return False
 
 
 def beat(file: Path) -> None:

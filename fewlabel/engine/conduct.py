@@ -15,9 +15,13 @@ from fewlabel.core import updates
 from fewlabel.core.averaging import Rule
 from fewlabel.core.federation import ClientInfo, Reply, TooFewReplies
 from fewlabel.core.robust import capped
+from fewlabel.core.tasks import Asked
 from fewlabel.core.updates import Part
 from fewlabel.data.settings import Clients
+from fewlabel.engine import sums
 from fewlabel.engine.account import Suspect
+from fewlabel.engine.attack import claimed
+from fewlabel.engine.world import World
 
 REMEMBERED = 50  # norms of each kind that the median is taken of: the last ones
 FAR = 10.0  # an update is named if its norm is so many times the median of its kind
@@ -180,19 +184,33 @@ class Judge:
         self.conduct = replace(self.conduct, norms=norms)
 
 
+class PrivacySpent(TooFewReplies):
+    """Nobody who is needed may train any more, so the run ends with what it has."""
+
+
 class Lost:
     """The clients that have failed, of those that did since one with labels last replied, and since any did."""
 
     def __init__(self) -> None:
         self._labels, self._any = dict[int, str](), dict[int, str]()
+        self._spent = set[int]()
 
-    def heard(self, client: ClientInfo, failure: str | None = None) -> None:
-        """Remember who failed, until someone replies."""
+    def heard(self, client: ClientInfo, failure: str | None = None, spent: bool = False) -> None:
+        """Remember who failed, until someone replies, and who has `spent` all of its privacy."""
+        self._spent |= {client.id} if spent else set()
         for lost in [self._any, self._labels] if client.num_labeled else [self._any]:
             if failure is None:
                 lost.clear()
             else:
                 lost[client.id] = failure
+
+    def check_spent(self, clients: Sequence[ClientInfo]) -> None:
+        """End a run once all those with labels have spent their privacy, or simply all: nobody may train any more."""
+        there = {client.id for client in clients if client.size}
+        with_labels = {client.id for client in clients if client.num_labeled}
+        for who, needed in (("site with labels", with_labels), ("site", there)):
+            if needed and needed <= self._spent:
+                raise PrivacySpent(f"every {who} has spent its privacy (privacy.epsilon)")
 
     def check(self, round: int, clients: Sequence[ClientInfo], judge: Judge) -> None:
         """Once all those with labels have failed, or simply all, further rounds would be for nothing.
@@ -209,6 +227,14 @@ class Lost:
                 name = judge.names.get(client, f"client {client}")
                 what = f"in round {round} the last {who} was lost ({name}: {why})"
                 raise TooFewReplies(f"{what}; have one join, then resume")
+
+
+def asked_of(world: World, client: int, round: int) -> Asked:
+    """Return what an upload of a client may contain in a round, by the images that the client says it has."""
+    experiment, classes = world.experiment, len(world.dataset.classes)
+    attack, aside = experiment.clients.attack, ClientInfo(client, world.num_held_out(client, round), 0)
+    claim, held_out = claimed(attack, world.info(client, round)), claimed(attack, aside).num_labeled
+    return Asked(claim, classes, sums.largest(experiment), held_out)
 
 
 def labeled(reply: Reply[Any]) -> bool:

@@ -31,7 +31,7 @@ MEANING = {
 }
 
 
-def send(grid: Grid, node: int, ttl: float, kind: str, group: str, **parts: bytes | None) -> str | None:
+def send(grid: Grid, node: int, ttl: float, kind: str, group: str, **parts: bytes | str | None) -> str | None:
     """Send a node the parts of a message. Return the id of the message, or None if it cannot be sent."""
     record = ConfigRecord({name: part for name, part in parts.items() if part is not None})
     message = Message(RecordDict({RECORD: record}), node, kind, ttl=ttl, group_id=group)
@@ -58,12 +58,14 @@ def parts_of(reply: Message) -> dict[str, Any]:
 
 
 def told(reply: Message) -> dict[str, float]:
-    """Return what a site tells beside its upload: the epsilon that it has spent, if it protects single images."""
+    """Return what a site tells beside its upload: the epsilon that it has `spent`, and whether none is left."""
+    parts = parts_of(reply)
+    none_left: dict[str, float] = {"spent": True} if "spent" in parts else {}
     try:
-        epsilon = float(str(parts_of(reply)["epsilon"]))
+        epsilon = float(str(parts["epsilon"]))
     except (KeyError, ValueError):
-        return {}
-    return {"epsilon": epsilon} if 0 <= epsilon < math.inf else {}
+        return none_left
+    return none_left | ({"epsilon": epsilon} if 0 <= epsilon < math.inf else {})
 
 
 def upload_of(reply: Message, limit: int) -> bytes | None:

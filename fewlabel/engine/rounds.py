@@ -17,13 +17,12 @@ from fewlabel.core.averaging import Kinds, average
 from fewlabel.core.errors import FewLabelError, RunFailed
 from fewlabel.core.federation import ClientError, ClientInfo, Mean, Model, Reply, Site, TooFewReplies, by_size
 from fewlabel.core.rng import Rng
-from fewlabel.core.tasks import Asked, Task, accept, task_of
+from fewlabel.core.tasks import Task, accept, task_of
 from fewlabel.core.tree import Tree
 from fewlabel.engine import sums
 from fewlabel.engine.account import RESERVED, Failure, Round, answer_of, plain, statistics_of
-from fewlabel.engine.attack import claimed
 from fewlabel.engine.checkpoint import Saved
-from fewlabel.engine.conduct import Conduct, Judge, Lost
+from fewlabel.engine.conduct import Conduct, Judge, Lost, asked_of
 from fewlabel.engine.executor import SERVER_ID, Executor, Job, Outcome
 from fewlabel.engine.serial import Serial
 from fewlabel.engine.world import World
@@ -63,6 +62,7 @@ class Server:
         self.world, self.remote = world or World.open(directory), remote
         self.experiment, self.method = self.world.experiment, self.world.experiment.method
         self.rounds, self.num_classes = self.experiment.rounds, len(self.world.dataset.classes)
+        self.schedule: str = self.experiment.recipe.schedule
         self._placed = False
         self.judge, self._lost = Judge(self.experiment.clients, self.world.names), Lost()
         self.round, self.checkpointed = 0, 0
@@ -89,9 +89,8 @@ class Server:
         if number and self.experiment.stream is None and number not in (1, warmup + 1) and self._placed:
             return
         self._placed = number > 0  # a resume starts anywhere
-        there = [self.world.info(client, number) for client in self.world.partition.clients]
-        self._claims = {info.id: claimed(self.experiment.clients.attack, info) for info in there}
-        everyone = self.judge.sizes(list(self._claims.values()), number in (1, warmup + 1))
+        self._asked = {client: asked_of(self.world, client, number) for client in self.world.partition.clients}
+        everyone = self.judge.sizes([asked.client for asked in self._asked.values()], number in (1, warmup + 1))
         self._infos = {info.id: info for info in everyone}
         self.clients: Sequence[ClientInfo] = [one for one in everyone if one.size or not 0 < number <= warmup]
         self.labeled = [client for client in self.clients if client.num_labeled]
@@ -99,7 +98,11 @@ class Server:
 
     @property
     def rate(self) -> float:
-        return schedule.factor(self.experiment.recipe.schedule, self.round, self.rounds)
+        return schedule.factor(self.schedule, self.round, self.rounds)
+
+    def drawn(self, number: int) -> Tree:
+        network = self.world.network(Rng(self.experiment.seed, "network", number), self.experiment.model.pretrained)
+        return {name: value for name, value in tree.of(network).items() if name in self._leaving}
 
     @property
     def server(self) -> Site[None]:
@@ -298,6 +301,7 @@ class Server:
         self.seen.asked += counts["asked"]
         self.seen.replies += counts["replies"]
         self._close()
+        self._lost.check_spent(self.clients)
         if counts["replies"] < (needed := min(self.experiment.clients.min_replies, counts["asked"])):
             raise TooFewReplies(
                 f"round {self.round} had {counts['replies']} replies to '{task.name}' and needs {needed} "
@@ -309,15 +313,12 @@ class Server:
         for entry, outcome in self._timed(self._stream(entries)):
             assert entry.client is not None
             client = self._infos[entry.client.id]  # the one asked may be of an earlier round
-            if outcome.failure:
-                self._lost.heard(client, outcome.failure)
-                continue
-            if outcome.payload is None:
-                self._lost.heard(client)
+            if outcome.failure or outcome.payload is None:
+                self._lost.heard(client, outcome.failure or None, "spent" in outcome.outside)
                 continue
             self.seen.up += len(outcome.payload)
             try:
-                asked = Asked(self._claims[client.id], self.num_classes, sums.largest(self.experiment))
+                asked = self._asked[client.id]
                 fits = {} if entry.job.kind == sums.HIDDEN else self._leaving
                 upload = accept(task, client, self.round, outcome.payload, fits, asked)
             except ClientError as error:
@@ -325,7 +326,7 @@ class Server:
                 self._lost.heard(client, error.why)
                 continue
             self._lost.heard(client)
-            yield Reply(entry.number, client, upload), entry.sent
+            yield Reply(entry.number, client, upload, client.size / max(1, asked.client.size)), entry.sent
 
     def _stream(self, entries: Iterator[Entry]) -> Iterator[tuple[Entry, Outcome]]:
         """Yield outcomes in job order. A few jobs are under way at a time, and one job of each client."""
@@ -356,7 +357,7 @@ class Server:
             if outcome.failure:
                 error = ClientError(first.job.client, first.job.task or first.job.kind, self.round, outcome.failure)
                 error.__cause__ = RuntimeError(outcome.traceback)
-                self._note_failure(error)
+                self._note_failure(error, spent="spent" in outcome.outside)
             self._observe(outcome.outside)
             yield first, outcome
 
@@ -368,13 +369,13 @@ class Server:
             yield found
             began = time.monotonic()
 
-    def _note_failure(self, error: ClientError, refused: bool = False) -> None:
-        """Write down what a remote client did wrong, or that its upload is refused because of an attack.
+    def _note_failure(self, error: ClientError, refused: bool = False, spent: bool = False) -> None:
+        """Write down what a remote client did wrong, that an attacker's upload is refused, or that privacy is spent.
 
         Otherwise in a simulation, and at the server, raise the error.
         """
         attack = refused and self.experiment.clients.attack is not None
-        if not (self.remote or attack) or error.client == SERVER_ID:
+        if not (self.remote or attack or spent) or error.client == SERVER_ID:
             raise error
         self.seen.failures.append({"client": error.client, "task": error.task, "why": error.why})
         if refused:
@@ -400,7 +401,6 @@ class Server:
             if not self._silent(client.id, -1) and not self.judge.excludes(client.id)
         ]
         jobs = (Entry(n, c, self._job("statistics", client=c.id), data) for n, c in enumerate(asked))
-
         replies = []
 
         def found() -> Iterator[tuple[int, Tree]]:

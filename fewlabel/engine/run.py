@@ -25,6 +25,7 @@ from fewlabel.data import partition
 from fewlabel.data.datasets import Dataset
 from fewlabel.engine import attack, backends, device, record
 from fewlabel.engine.checkpoint import Best, Checkpoints, Saved
+from fewlabel.engine.conduct import PrivacySpent
 from fewlabel.engine.executor import Executor
 from fewlabel.engine.notes import notes_of
 from fewlabel.engine.rounds import Server
@@ -191,6 +192,8 @@ class Run:
         with threads(self.experiment.threads):  # of this thread, which may not be the main one
             try:
                 self.go(stop)
+            except PrivacySpent as error:
+                self.end_early(error)
             except Exception as error:
                 self.rescue()
                 if (clear := self.explained(error)) is not error:
@@ -229,12 +232,21 @@ class Run:
         self.settle(keep=True)
         self.finish()
 
+    def end_early(self, error: PrivacySpent) -> None:
+        """Finish with the last complete round if nobody may train any more: a resume could never go further."""
+        self.settle(keep=True)
+        self.fed.executor.discard()
+        done = self.fed.checkpointed
+        if not done:
+            raise error
+        self.finish(done, f"It ended after round {done} of {self.experiment.rounds}: {error}.")
+
     def settle(self, keep: bool = False) -> None:
         """Write the line of the last complete round, and a checkpoint of it if one is due."""
         if self.pending is None:
             return
         pending, self.pending, began = self.pending, None, time.monotonic()
-        line = pending.line | self.fed.collect(pending.tickets)
+        line = pending.line | self.measured(pending)
         line["seconds_evaluate"] += time.monotonic() - began
         number, score = pending.round, record.validation_score(line)
         if score is not None and (self.best is None or score > self.best.score):
@@ -250,10 +262,26 @@ class Run:
             self.checkpoints.save(number, pending.state, self.best)
             self.fed.checkpointed, self.last_checkpoint = number, time.monotonic()
 
+    def measured(self, pending: Pending) -> dict[str, Any]:
+        """Return the metrics of a round. If the model cannot be measured, name those whose updates were odd."""
+        try:
+            return self.fed.collect(pending.tickets)
+        except RunFailed as error:
+            suspects = {one["client"]: one["why"] for one in pending.line.get("suspects", ()) if one["did"] == "named"}
+            if not suspects:
+                raise
+            who = "; ".join(
+                f"{self.fed.world.names.get(client, f'client {client}')}: {why}" for client, why in suspects.items()
+            )
+            raise RunFailed(
+                f"{error} In round {pending.round} these updates were odd: {who}; clients.outlier, in a new run, "
+                "leaves such updates out"
+            ) from None
+
     def due(self, number: int) -> bool:
         """Return True if this round needs a checkpoint."""
         most = self.experiment.checkpoint
-        if self.masked:
+        if self.masked or self.experiment.privacy is not None:  # what is repeated is not the same
             return True
         return number - self.fed.checkpointed >= most.rounds or self.since_checkpoint() >= most.seconds
 
@@ -290,14 +318,17 @@ class Run:
         storage.write(self.log, "".join(json.dumps(line) + "\n" for line in kept).encode())
         return kept
 
-    def finish(self) -> None:
+    def finish(self, done: int | None = None, ended: str = "") -> None:
+        """Write the models and the summary. A run that `ended` after fewer rounds says why."""
         rounds = record.read_rounds(self.directory)
         file = partial(model_file, self.fed.world, self.fed.initial)
         if self.best is not None and self.best.model is not None:
             data = file(wire.unpack(Model, self.best.model).model, "validation", self.best.round)
             storage.write(self.directory / record.CHOSEN_MODEL, data)
         if self.fed.shipped is not None:
-            storage.write(self.directory / record.MODEL, file(self.fed.complete(), "last", self.experiment.rounds))
+            storage.write(
+                self.directory / record.MODEL, file(self.fed.complete(), "last", done or self.experiment.rounds)
+            )
         whole = {
             "schema_version": SCHEMA,
             "name": self.experiment.name,
@@ -306,6 +337,7 @@ class Run:
             "rounds": self.experiment.rounds,
             "last": record.last_measured(rounds),
             "chosen_on_validation": record.chosen_on_validation(rounds),
+            **({"ended": ended} if ended else {}),
             **record.spent(rounds),
             "peak_memory_bytes": peak_memory(),
             "labels_per_class": self.fed.world.labels_per_class,

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fewlabel.core import metrics, schedule, tree, wire
-from fewlabel.core.errors import FewLabelError
+from fewlabel.core.errors import FewLabelError, Spent
 from fewlabel.core.federation import Model, Site, batch_statistics
 from fewlabel.core.images import Unlabeled
 from fewlabel.core.rng import Rng
@@ -61,6 +61,8 @@ class Worker:
         """Do a job. An error in its task becomes part of the outcome, the same from any process."""
         try:
             return self.do(job, message, statistics)
+        except Spent as error:
+            return Outcome(None, {"spent": True}, str(error), traceback.format_exc())
         except FewLabelError as error:
             return Outcome(None, {}, str(error), traceback.format_exc())
         except Exception as error:
@@ -106,6 +108,8 @@ class Worker:
             site.shown = None
         experiment = self.world.experiment
         guard = self.ledger.guard(experiment, job.client, site.labeled is not None)
+        if guard is not None and (before := self.ledger.reply(job, message)) is not None:
+            return before
         rate = schedule.factor(experiment.recipe.schedule, job.round, experiment.rounds)
         with schedule.during(rate), private.during(guard):
             payload = perform(self.method, task, site, message)
@@ -118,6 +122,8 @@ class Worker:
         kept = site.state, site.statistics if local else None
         if keeps and (stored or kept != (None, None)):  # a client that never kept anything needs no file that says so
             self.states.save(job.client, job.round, job.call, kind(*kept), kind, job.checkpointed)
+        elif guard is not None and payload is not None:  # else the reply would have to come with its state
+            self.ledger.keep(job, message, Outcome(payload, outside))
         return Outcome(payload, outside)
 
     def seen(self, job: Job, site: Site[Any]) -> dict[str, Any]:
@@ -126,6 +132,7 @@ class Worker:
         This is the only place where hidden labels are compared with pseudo-labels.
         """
         outside: dict[str, Any] = {"images": list(site.tally.trained), "steps": site.tally.steps}
+        outside["passes"] = site.tally.passes
         where = torch.from_numpy(self.world.share(job.client, job.round).unlabeled) if site.audited else torch.empty(0)
         labels: dict[int, Tensor] = {}
         for index, pseudo_label, epoch in site.audited or ():

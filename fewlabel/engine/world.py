@@ -17,7 +17,7 @@ from fewlabel.core.images import Labeled, Mixup, Tally, Unlabeled
 from fewlabel.core.rng import Rng
 from fewlabel.data import datasets
 from fewlabel.data.images import Images
-from fewlabel.data.labels import Index, held_out
+from fewlabel.data.labels import Index, held_out, num_held_out
 from fewlabel.data.own.listing import TABLES
 from fewlabel.data.partition import Holding, Partition
 from fewlabel.engine import record
@@ -85,14 +85,23 @@ class World:
         index = self.partition.server if client == SERVER_ID else self.partition.shares[client].labeled
         if not self.experiment.labels.held_out:
             return index, index[:0]
-        elsewhere = bool((index < 0).all())  # then only their number is known here, and only it counts
-        labels = np.zeros_like(index) if elsewhere else self.known_labels.numpy()[index]
+        if len(index) and index[0] < 0:  # they are elsewhere, and only their number is known here: a claim of any size
+            number = num_held_out(len(index), self.experiment.labels.held_out)
+            return index[number:], index[:number]
         rng = Rng(self.experiment.seed, "held-out", client)
-        places = held_out(labels, self.experiment.labels.held_out, rng)
+        places = held_out(self.known_labels.numpy()[index], self.experiment.labels.held_out, rng)
         kept, aside, groups = np.delete(index, places), index[places], self.dataset.splits["train"].groups
-        if groups is not None and not elsewhere:
+        if groups is not None:
             aside = aside[~np.isin(groups.numpy()[aside], groups.numpy()[kept])]
         return kept, aside
+
+    def aside(self, client: int, round: int) -> Index:
+        """Return the labeled images that a site holds out in a round."""
+        aside = self.divided(client)[1]
+        return Holding(aside, aside[:0]).at(round, self.experiment.stream).labeled
+
+    def num_held_out(self, client: int, round: int) -> int:
+        return len(self.aside(client, round))
 
     def info(self, client: int, round: int) -> ClientInfo:
         share = self.share(client, round)
@@ -164,7 +173,7 @@ class World:
             validation = self.whole("validation", rng) if "validation" in self.measured else None
         else:
             share, validation = self.share(client, round), None
-        aside = Holding(self.divided(client)[1], share.labeled[:0]).at(round, self.experiment.stream).labeled
+        aside = self.aside(client, round)
         tally, images = Tally(), self.dataset.splits["train"].images
         labeled = unlabeled = None
         if len(share.labeled):

@@ -44,12 +44,14 @@ def alternate(
     return State(corrected(fed, state.model, fine_tune), state.velocity)
 
 
-def corrected(fed: Federation, model: Tree, fine_tune: Callable[..., Any]) -> Tree:
+def corrected(
+    fed: Federation, model: Tree, fine_tune: Callable[..., Any], message: Callable[[Tree], Any] = Model
+) -> Tree:
     """Return a model after whoever has labels has trained it on them: first labeled clients, then the server."""
-    jobs = broadcast(fed.sample(among=fed.labeled, name="labeled"), Model(model))
+    jobs = broadcast(fed.sample(among=fed.labeled, name="labeled"), message(model))
     model = fed.mean(fine_tune, jobs, model, weight=lambda reply: reply.client.num_labeled).model
     if fed.server.labeled:
-        [tuned] = fed.map(fine_tune, [Model(model)])
+        [tuned] = fed.map(fine_tune, [message(model)])
         model = tuned.model if tuned else model
     return model
 

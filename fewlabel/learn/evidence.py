@@ -9,7 +9,6 @@ from fewlabel.core.images import Labeled
 from fewlabel.core.tasks import Asked
 
 WIDTH = 1.96  # standard errors on each side of a 95 % interval
-MOST = 10**6  # held-out images of a class that a site may have
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,11 @@ class Exam:
         parts = (self.images, self.first, self.second)
         if any(part.dtype != torch.int64 or part.shape != (asked.classes,) for part in parts):
             raise ValueError(f"its exam must have {asked.classes} whole numbers")
-        if any((part < 0).any() or (part > MOST).any() for part in parts):
-            raise ValueError("its exam has impossible counts")
+        # By class first: a sum of large numbers may wrap around.
+        if any((part < 0).any() or (part > asked.held_out).any() for part in parts):
+            raise ValueError(f"its exam has counts below 0, or beyond the {asked.held_out} labels that it holds out")
+        if int(self.images.sum()) > asked.held_out:
+            raise ValueError(f"its exam has {int(self.images.sum())} images, and it holds out {asked.held_out} labels")
         if (self.first + self.second > self.images).any():
             raise ValueError("its exam has more answers than images")
 
@@ -53,6 +55,11 @@ def total(exams: list[Exam]) -> Exam:
         torch.stack([getattr(exam, part) for exam in exams]).sum(0) for part in ("images", "first", "second")
     )
     return Exam(images, first, second)
+
+
+def bounded(one: Exam, counts: float) -> Exam:
+    """Return an exam of which only a part counts."""
+    return one if counts == 1 else Exam(counts * one.images, counts * one.first, counts * one.second)
 
 
 @torch.no_grad()
@@ -86,3 +93,15 @@ def gain(counts: Exam) -> Gain | None:
     variance = (b + w + 1 - (b - w) ** 2 / (n + 2)) / (n + 2) ** 2
     error = float(variance.sum().sqrt() / len(n))
     return Gain(value, value - WIDTH * error, value + WIDTH * error, int(n.sum()))
+
+
+def worse_without_any(exams: list[Exam], own: list[Exam]) -> bool:
+    """Return True if the first model is worse beyond doubt, whichever exam of another site is left out.
+
+    So no single site decides. The server's own exams are never left out, and a site that is alone cannot be.
+    """
+    some = [one for one in exams if one.images.any()]
+    alone = len(some) + any(bool(one.images.any()) for one in own) < 2
+    left = [some] if alone else [some, *(some[:n] + some[n + 1 :] for n in range(len(some)))]
+    found = [gain(total(part + own)) for part in left if part + own]
+    return bool(found) and all(one is not None and one.high < 0 for one in found)

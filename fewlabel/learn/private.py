@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fewlabel.core import sampling
-from fewlabel.core.errors import BadInput
+from fewlabel.core.errors import BadInput, Spent
 from fewlabel.core.images import count_step
 from fewlabel.learn.budget import Privacy
 from fewlabel.learn.optim import Optimizer
@@ -92,6 +92,7 @@ class Guard:
     privacy: Privacy
     passes: int
     history: list[Steps] = field(default_factory=list)  # of earlier tasks, and then of this one
+    task: int = 0  # passes that are planned for this task
     _drawn: deque[int] = field(default_factory=deque)  # how many images each batch has that was not used yet
     _plan: tuple[int, float, float] | None = None  # images, probability, noise multiplier
 
@@ -102,6 +103,8 @@ class Guard:
         noise = noise_multiplier(self.privacy, probability, self.passes * steps)
         if self._plan not in (None, (images, probability, noise)):
             raise BadInput("privacy.epsilon is for sites that train on one kind of images, labeled or not")
+        if self._plan is None and self.task:  # before anything is computed, so that nothing is spent for nothing
+            check_budget(with_steps(self.history, probability, noise, self.task * steps), self.privacy)
         self._plan = images, probability, noise
         for _ in range(steps):
             bits = np.frombuffer(os.urandom(8 * images), np.uint64) >> np.uint64(11)
@@ -142,7 +145,7 @@ class Guard:
         """
         assert self._plan is not None  # batches are drawn before
         images, probability, noise = self._plan
-        self._account(probability, noise)
+        self.history = with_steps(self.history, probability, noise, 1)
         found = [(p, gradient) for p in parameters if (gradient := getattr(p, "grad_sample", None)) is not None]
         factors = torch.empty(0)
         if found:
@@ -159,22 +162,28 @@ class Guard:
                 added = added + sums[id(parameter)]
             parameter.grad = added / (probability * images)
 
-    def _account(self, probability: float, noise: float) -> None:
-        last = self.history[-1] if self.history else (0.0, 0.0, 0)
-        if last[:2] == (noise, probability):
-            self.history[-1] = noise, probability, last[2] + 1
-        else:
-            self.history.append((noise, probability, 1))
-
     def check_budget(self) -> float:
-        """Return the epsilon spent so far. Raise BadInput if it is more than the site wanted to spend."""
-        found = spent(self.history, self.privacy.delta)
-        if found > self.privacy.epsilon:
-            raise BadInput(
-                f"this training would bring the site to epsilon {found:.3g}, and it spends {self.privacy.epsilon:g} at "
-                "most (privacy.epsilon): rounds were repeated after a kill, or the method trains more than planned"
-            )
-        return found
+        """Return the epsilon spent so far. Raise Spent if it is more than the site wanted to spend."""
+        return check_budget(self.history, self.privacy)
+
+
+def with_steps(history: list[Steps], probability: float, noise: float, number: int) -> list[Steps]:
+    """Return a history with so many steps more."""
+    last = history[-1] if history else (0.0, 0.0, 0)
+    if last[:2] == (noise, probability):
+        return [*history[:-1], (noise, probability, last[2] + number)]
+    return [*history, (noise, probability, number)]
+
+
+def check_budget(history: list[Steps], privacy: Privacy) -> float:
+    """Return the epsilon that steps spend together. Raise Spent if it is more than a site wants to spend."""
+    found = spent(history, privacy.delta)
+    if found > privacy.epsilon:
+        raise Spent(
+            f"this training would bring the site to epsilon {found:.3g}, and it spends {privacy.epsilon:g} at "
+            "most (privacy.epsilon): rounds were repeated after a kill, or the method trains more than planned"
+        )
+    return found
 
 
 def check_network(model: nn.Module) -> None:

@@ -1,24 +1,28 @@
-"""Tutor, FewLabel's own method: tutors label, sites without labels study, and labels have the last word.
+"""Tutor, FewLabel's own method: tutors learn, then they label, and sites without labels study.
 
-The tutors are a few models that sites with labels train on labels alone, each for itself, beside the model that is
-shipped. They begin alike, and differ because each sees the images in another order and in other views. What counts is
-the average of each over rounds. In a round, each site without labels shows its images to all tutors and takes the mean
-prediction of each image, which is better than any one tutor's. The tutors were trained as if classes were equally
-frequent (`train.balance`), but at a site they are not. So the site estimates its own class shares from these
-predictions, and weighs the predictions by them (`learn.priors.adapted`, EM). The most likely class becomes the label of
-an image. The site trains the last round's model on these labels, and the server averages the sites' models, with
-momentum. Then sites with labels train the average on true labels (`learn.alternate.corrected`). No tutor ever learns
-from a label that was guessed, so mistakes cannot feed themselves.
+A run has two terms. In the first, the tutors learn: a few models that sites with labels train on labels alone, each for
+itself. They begin with other weights, so each makes other mistakes. By the end of the term each has had as many passes
+over labels as labels alone have in a whole run, and its learning rate has fallen to nothing, because a tutor that is
+still learning fast labels badly. What counts is the average of each over rounds.
+
+In the second term the tutors stay as they are. In a round, each site without labels shows its images to all tutors and
+takes what they say together: the mean of their log-probabilities, which is better than any one tutor's. The tutors were
+trained as if classes were equally frequent (`train.balance`), but at a site they are not. So the site estimates its own
+class shares from these predictions, and weighs the predictions by them (`learn.priors.adapted`, EM). The most likely
+class becomes the label of an image. The site trains the last round's model, which began as the first tutor, and the
+server averages the sites' models, with momentum. Then sites with labels train the average on true labels
+(`learn.alternate.corrected`). No tutor ever learns from a label that was guessed, so mistakes cannot feed themselves.
 
 Where labels are held out (`labels.held_out`, or a validation set at the server), the method can tell whether unlabeled
-images help, because the first tutor is what labels alone would give. From time to time it and the shipped model sit an
-exam on held-out labels, and only counts leave a site (`learn.evidence`). If labels alone are better beyond doubt before
-three quarters of the rounds are over, the method goes on with them. The report tells the difference and its interval.
+images help, because the first tutor is what labels alone gave. When three quarters of the rounds are over, and at the
+end, it and the shipped model sit an exam on held-out labels, and only counts leave a site (`learn.evidence`). If labels
+alone are better beyond doubt at the first exam, the method ends with them. The report tells the difference and its
+interval.
 
 There is no paper. The manual has the equations, and `experiments/own/README.md` tells what was tried.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,37 +32,45 @@ import torch
 from fewlabel.core import tree
 from fewlabel.core.described import SUMS_DO
 from fewlabel.core.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Model, Site, Weights, broadcast
+from fewlabel.core.schedule import during, factor
 from fewlabel.core.schema import Count, Natural, Share
 from fewlabel.core.tasks import Asked, on_client, on_server
 from fewlabel.core.tree import Tree
 from fewlabel.learn.alternate import State as Alternate
 from fewlabel.learn.alternate import averaged, corrected, fine_tuned
-from fewlabel.learn.evidence import Exam, exam, gain, nothing, right, total
+from fewlabel.learn.evidence import Exam, bounded, exam, gain, nothing, right, total, worse_without_any
 from fewlabel.learn.loop import fit
 from fewlabel.learn.losses import supervised
 from fewlabel.learn.optim import Local, optimizer
 from fewlabel.learn.priors import adapted
 from fewlabel.learn.thresholds import predict
 
-EXAMS = 10  # of a run, about
+LEAST = 1e-6  # probability of a class: tutors that are sure of different classes do not exclude all classes
 ENOUGH = 30  # held-out labels, before a method is given up
-LAST_RESORT = 0.75  # of the rounds; later, the mean over rounds could not forget a model that is given up
+DECIDED = 0.75  # of the rounds; later, the mean over rounds could not forget a model that is given up
 
 
 @dataclass(frozen=True)
 class State:
     model: Tree
     velocity: Tree  # what the study phase changed in the last round, momentum included
-    tutors: tuple[Tree, ...]
-    means: tuple[Tree, ...]  # of the tutors over rounds
-    held_out: int | None = None  # labels that exams are on, once that is known
+    tutors: tuple[Tree, ...]  # while they learn
+    means: tuple[Tree, ...]  # of the tutors over the rounds of the first term
     given_up: bool = False  # whether labels alone were better beyond doubt
+
+
+@dataclass(frozen=True)
+class Drill:
+    model: Weights
+    rate: float  # the schedule's factor of the learning rate, from the beginning of the term
+    epochs: int
 
 
 @dataclass(frozen=True)
 class Lesson:
     model: Weights
     tutors: tuple[Tree, ...]
+    rate: float
 
 
 @dataclass(frozen=True)
@@ -81,11 +93,12 @@ class Tutor:
     """FewLabel's own: models from labels alone label together, sites without labels study, labeled sites correct."""
 
     tutors: Count = 4  # models that learn from labels alone and label together
+    first_term: Share = 0.5  # share of the rounds in which tutors learn and nobody studies
     views: Natural = 1  # weak views of an image, beside the plain one, that tutors label it by
     prior_steps: Natural = 2  # steps of EM that estimate how frequent classes are at a site; 0 takes them as equal
     epochs_unlabeled: Count = 3  # passes over unlabeled images in a round
     server_momentum: Share = 0.5  # of the server, over rounds, in what sites without labels change
-    guard: bool = True  # where labels are held out: compare with labels alone, and go on with them if they are better
+    guard: bool = True  # where labels are held out: compare with labels alone, and end with them if they are better
     local: Local = Local(epochs=5, batch_size=32, lr=0.03, lr_unlabeled=0.06)
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
@@ -97,59 +110,62 @@ class Tutor:
 
     def init(self, fed: Federation) -> State:
         weights = fed.server.weights()
-        tutors = (weights,) * self.tutors
+        tutors = (weights, *(fed.drawn(number) for number in range(1, self.tutors)))
         return State(weights, tree.sub(weights, weights), tutors, tutors)
 
     def model(self, state: State) -> Tree:
         return state.model
 
     def round(self, state: State, fed: Federation) -> State:
+        first = max(1, round(self.first_term * fed.rounds))
+        if fed.round <= first:
+            epochs = round(self.local.epochs * fed.rounds / first)
+            return self.taught(state, fed, partial(Drill, rate=factor(fed.schedule, fed.round, first), epochs=epochs))
+        if state.tutors:  # the second term begins
+            state = replace(state, model=state.means[0], tutors=())
+        due = {max(first + 1, int(DECIDED * fed.rounds)), fed.rounds}
+        if self.guard and fed.round in due and fed.unlabeled and not state.given_up:
+            state = self.guarded(state, fed)
         if state.given_up:
-            return replace(state, model=corrected(fed, state.model, self.correct))
-        state, before = self.studied(state, fed), state
-        model = corrected(fed, state.model, self.correct)
-        tutors = tuple(corrected(fed, tutor, self.correct) for tutor in before.tutors)
+            return state
+        return self.studied(state, fed, factor(fed.schedule, fed.round - first, fed.rounds - first))
+
+    def taught(self, state: State, fed: Federation, drill: Callable[[Tree], Drill]) -> State:
+        """Let the tutors learn from labels. The first is what is shipped until the second term."""
+        tutors = tuple(corrected(fed, tutor, self.correct, drill) for tutor in state.tutors)
         decay = min(0.8, 1 - 1 / fed.round)  # of the mean over rounds, as in the recipe
-        means = tuple(
-            tree.mean([(decay, mean), (1 - decay, tutor)]) for mean, tutor in zip(before.means, tutors, strict=True)
-        )
-        state = replace(state, model=model, tutors=tutors, means=means)
-        return self.guarded(state, fed, before) if self.guard and fed.unlabeled else state
+        means = tuple(tree.mean([(decay, old), (1 - decay, new)]) for old, new in zip(state.means, tutors, strict=True))
+        return replace(state, model=tutors[0], tutors=tutors, means=means)
 
-    def studied(self, state: State, fed: Federation) -> State:
-        """Let tutors label the images of unlabeled sites, and these sites train."""
-        jobs = broadcast(fed.sample(among=fed.unlabeled, name="unlabeled"), Lesson(state.model, state.means))
+    def studied(self, state: State, fed: Federation, rate: float) -> State:
+        """Let tutors label the images of unlabeled sites, these sites train, and labels have the last word."""
+        jobs = broadcast(fed.sample(among=fed.unlabeled, name="unlabeled"), Lesson(state.model, state.means, rate))
         found = fed.mean(self.learn, jobs, state.model, weight=lambda reply: reply.upload.images)
-        if not found.replies:
-            return state
-        step = averaged(Alternate(state.model, state.velocity), found.model, self.server_momentum)
-        return replace(state, model=step.model, velocity=step.velocity)
+        step = Alternate(state.model, state.velocity)
+        if found.replies:
+            step = averaged(step, found.model, self.server_momentum)
+        model = corrected(fed, step.model, self.correct, partial(Drill, rate=rate, epochs=self.local.epochs))
+        return replace(state, model=model, velocity=step.velocity)
 
-    def guarded(self, state: State, fed: Federation, before: State) -> State:
-        """If an exam is due, compare what is shipped with labels alone, as both were before this round."""
-        due = before.held_out is None or fed.round % max(1, fed.rounds // EXAMS) == 0 or fed.round == fed.rounds
-        if not due or before.held_out == 0:
-            return state
-        shipped = fed.shipped or before.model
-        alone = before.tutors[0] if shipped is before.model else before.means[0]  # averaged as what is shipped
-        exams, everybody = self.exams(fed, Models(shipped, alone))
-        found = gain(total(exams)) if exams else None
+    def guarded(self, state: State, fed: Federation) -> State:
+        """Compare what is shipped with labels alone, as both were before this round."""
+        exams, own = self.exams(fed, Models(fed.shipped or state.model, state.means[0]))
+        found = gain(total(exams + own)) if exams + own else None
         if not found:
-            return replace(state, held_out=0) if everybody and before.held_out is None else state
-        give_up = found.high < 0 and found.images >= ENOUGH and fed.round <= LAST_RESORT * fed.rounds
+            return state
+        sure = found.images >= ENOUGH and worse_without_any(exams, own)
+        give_up = sure and fed.round <= DECIDED * fed.rounds
         fed.log(gain=found.value, gain_low=found.low, gain_high=found.high, gain_images=found.images)
         fed.log(given_up=float(give_up))
-        if give_up:
-            return replace(state, model=state.tutors[0], tutors=(), means=(), given_up=True)
-        return replace(state, held_out=found.images)
+        return replace(state, model=state.means[0], given_up=True) if give_up else state
 
-    def exams(self, fed: Federation, models: Models) -> tuple[list[Exam], bool]:
-        """Return the exams of two models at all who have labels, and whether all of them replied."""
-        exams = [reply.upload for reply in fed.run(self.sit_exam, broadcast(fed.labeled, models))]
-        everybody = len(exams) == len(fed.labeled)
-        if fed.server.validation or fed.server.held_out:
-            exams += fed.map(self.sit_exam, [models])
-        return exams, everybody
+    def exams(self, fed: Federation, models: Models) -> tuple[list[Exam], list[Exam]]:
+        """Return the exams of two models, at sites with labels and at the server."""
+        replies = fed.run(self.sit_exam, broadcast(fed.labeled, models))
+        there = fed.server.validation or fed.server.held_out
+        return [bounded(one.upload, one.counts) for one in replies], [
+            *fed.map(self.sit_exam, [models])
+        ] if there else []
 
     @on_client
     def learn(self, site: Site[None], msg: Lesson) -> Update | None:
@@ -158,19 +174,22 @@ class Tutor:
             return None
         views = ("plain", *["weak"] * self.views)
         seen = [predict(site.load(tutor), site.unlabeled, view) for tutor in msg.tutors for view in views]
-        label = adapted(torch.stack(seen).mean(0), self.prior_steps)[0].argmax(1)
+        together = torch.stack(seen).clamp_min(LEAST).log().mean(0).softmax(1)
+        label = adapted(together, self.prior_steps)[0].argmax(1)
         everything = torch.arange(len(label), device=label.device)
         site.audit(everything, label)
         images, model, local = site.unlabeled.with_labels(everything, label), site.load(msg.model), self.local
         batches = (batch for _ in range(self.epochs_unlabeled) for batch in images.batches("weak", local.batch_size))
-        fit(model, optimizer(model, local, labels=False), batches, partial(supervised, model, images), local.clip)
+        with during(msg.rate):
+            fit(model, optimizer(model, local, labels=False), batches, partial(supervised, model, images), local.clip)
         site.score(model)
         return Update(site.weights(), len(label))
 
     @on_client
     @on_server
-    def correct(self, site: Site[None], msg: Model) -> Model | None:
-        return fine_tuned(site, msg, self.local)
+    def correct(self, site: Site[None], msg: Drill) -> Model | None:
+        with during(msg.rate):
+            return fine_tuned(site, Model(msg.model), replace(self.local, epochs=msg.epochs))
 
     @on_client
     @on_server
@@ -189,5 +208,5 @@ class Tutor:
             yield (
                 f"Unlabeled images {verdict}: {value:+.1f} points of balanced accuracy against labels alone, on "
                 f"{line['gain_images']:,.0f} held-out labels in round {line['round']} (95 % interval {low:+.1f} to "
-                f"{high:+.1f}).{' From then on the run used labels alone.' if line['given_up'] else ''}"
+                f"{high:+.1f}).{' So the run ended with labels alone.' if line['given_up'] else ''}"
             )

@@ -81,6 +81,8 @@ def run_table(run: Run, brackets: bool = False) -> Table:
         notes.append(f"Odd updates: {odd}. The field `suspects` of rounds.jsonl says why.")
     if not run.finished:
         notes.append(f"{run.status}.".capitalize())
+    if run.ended:
+        notes.append(run.ended)
     images = Row(run.name, (run,)).test_images if brackets else None
     title = f"{run.title}: {images:,} test images" if images else run.title
     return Table(title, ("", *columns), tuple(rows), tuple(notes))
@@ -294,6 +296,9 @@ def warnings(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         for seed, status in row.unfinished.items():
             yield f"* {row.label}, seed {seed}: {status}."
+        for run in row.results:
+            if run.ended:
+                yield f"* {row.label}, seed {run.seed}: {run.ended}"
 
 
 def about_images(rows: Sequence[Row]) -> Iterator[str]:

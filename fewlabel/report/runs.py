@@ -72,6 +72,11 @@ class Run:
         reached = self.rounds[-1]["round"] if self.rounds else 0
         return "finished" if self.finished else f"unfinished, round {reached} of {self.experiment.rounds}"
 
+    @property
+    def ended(self) -> str:
+        """Why a finished run has fewer rounds than planned, as a sentence. It is empty if it has all."""
+        return str((self.summary or {}).get("ended", ""))
+
     @cached_property
     def last(self) -> Line | None:
         """The line of the last round that was measured."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -293,7 +294,12 @@ class Session:
     def begin(self, name: str, words: str, until_said: str) -> None:
         with (self.folder / f"{name}.out").open("wb") as out:
             self.left[name] = subprocess.Popen(
-                self.command(words), cwd=self.folder, env=self.environment, stdout=out, stderr=out
+                self.command(words),
+                cwd=self.folder,
+                env=self.environment,
+                stdout=out,
+                stderr=out,
+                preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),  # also if the tests ignore it
             )
         self.until_said(name, until_said)
 

@@ -6,6 +6,7 @@ All on real processes on this machine. Each test prints how many seconds it took
 import json
 import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlab
 from fewlabel.core import wire
 from fewlabel.core.federation import Model, train
 from fewlabel.deploy import processes as programs
-from fewlabel.deploy import site, site_process
+from fewlabel.deploy import site, site_process, waiting
 from fewlabel.deploy.messages import Order
 from fewlabel.engine.record import read_rounds
 from fewlabel.engine.rounds import Server
@@ -44,7 +45,15 @@ def hang(upload: bytes) -> bytes:
     return upload
 
 
+def read_for_ever(upload: bytes) -> bytes:
+    """Read a pipe that nobody writes to, like a disk that does not answer. Signs of life go on meanwhile."""
+    path = Path(tempfile.mkdtemp()) / "disk"
+    os.mkfifo(path)
+    return path.read_bytes()
+
+
 MOODS = {
+    "stuck": read_for_ever,
     "NaN": lambda upload: spoilt(upload, torch.full((4, 1, 3, 3), torch.nan)),
     "shape": lambda upload: spoilt(upload, torch.zeros(3)),
     "oversized": lambda upload: bytes(3_000_000),
@@ -172,6 +181,28 @@ def test_a_killed_node_costs_a_deadline_at_most_then_nothing_and_takes_part_agai
     assert (found[0]["replies"], found[1]["replies"], found[-1]["replies"]) == (3, 2, 3)
     assert same_as_without(run, whole, 2, tmp_path / "simulated")
     told(run, round_with_the_kill=first_round, not_asked_any_more_after=unlisted, back_in_a_round_after=returned)
+
+
+def test_a_site_that_is_stuck_in_its_first_round_is_named_and_passed_over(sites, tmp_path):
+    """Nobody knows how long its task takes, but the others' replies tell."""
+    whole = fedavg("rounds=1")
+    sites.mood(2, _1="stuck")
+    run = sites.lay_out("stuck", whole, least=20.0, deadline=3600.0)
+    running = sites.submit(run)
+    until(sites.seen(2).exists)
+    began = time.monotonic()
+    until(lambda: [one.client for one in waiting.read(run)] == [2])
+    named = time.monotonic() - began
+    until(lambda: read_rounds(run), 1200)
+    passed_over = time.monotonic() - began
+    running.wait(1800)
+    sites.kill("site2")
+    sites.site_process(2)
+    found = read_rounds(run)
+    assert [line["replies"] for line in found] == [2]
+    assert found[0]["failures"][0]["why"].startswith("it was silent for")
+    assert same_as_without(run, whole, 2, tmp_path / "simulated")
+    told(run, named_after=named, passed_over_after=passed_over)
 
 
 def test_too_few_replies_end_the_run_and_it_resumes_to_the_bits_of_one_undisturbed(sites, tmp_path):

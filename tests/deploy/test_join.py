@@ -3,12 +3,13 @@
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from fewlabel.core.errors import BadInput, RunFailed
-from fewlabel.deploy import join, processes, site_folder
+from fewlabel.deploy import join, processes, site_folder, site_process
 from fewlabel.deploy.site_process import ask, last_beat
 from tests.flower_processes import until
 
@@ -138,3 +139,43 @@ def test_a_process_that_is_stopped_is_found_and_ended_and_one_at_work_is_not(
         programs.started[join.NODE].send_signal(signal.SIGSTOP)
         until(lambda: hangs.end() or programs.first_ended() == join.NODE)
         assert programs.started[join.PROCESS].poll() is None
+
+
+STUCK = """
+import sys
+from pathlib import Path
+from fewlabel.deploy import site_process
+site_process.BEAT, site_process.LEAST = 0.1, 1.0
+
+def reply(parts):
+    if parts["order"] == "read":
+        Path(sys.argv[2]).read_bytes()  # a pipe that nobody writes to, like a disk that does not answer
+    return {"upload": parts["order"]}
+
+site_process.serve(reply, Path(sys.argv[1]))
+"""
+
+
+def test_a_process_that_waits_for_a_disk_is_ended_when_nobody_waits_for_it_any_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It still gives signs of life."""
+    socket, disk = tmp_path / site_folder.SOCKET, tmp_path / "disk"
+    os.mkfifo(disk)
+    programs = processes.Programs(tmp_path, {"PYTHONPATH": os.pathsep.join(sys.path)})
+    command = [sys.executable, "-c", STUCK, str(socket), str(disk)]
+    with programs.cleaned_up(), ThreadPoolExecutor(1) as threads:
+        join.start_process(programs, command)
+        programs.start(join.NODE, [sys.executable, "-c", "import time; time.sleep(999)"])
+        hangs = join.Hangs(programs)
+        assert ask(socket, {"order": "think", "seconds": "0.1"}) == {"upload": "think"}
+        assert not site_process.is_late(socket)
+        stuck, first = threads.submit(ask, socket, {"order": "read", "seconds": "1.5"}), last_beat(socket)
+        until(hangs.end)
+        assert last_beat(socket) != first  # it was alive
+        assert "failed" in stuck.result()
+        told = capsys.readouterr().err
+        assert "has been at an order for longer than the coordinator waits for it, so it is ended and started" in told
+        join.start_process(programs, command)
+        assert not hangs.end()
+        assert ask(socket, {"order": "think"}) == {"upload": "think"}  # an older coordinator does not say how long

@@ -1,6 +1,7 @@
 """How long a server waits for a site follows what rounds have taken, and who stays silent is asked less often."""
 
 import json
+import math
 import time
 from pathlib import Path
 
@@ -56,6 +57,39 @@ def test_a_deadline_has_a_floor_and_a_ceiling_and_the_first_task_of_a_kind_has_t
     assert found.deadline(job(0, 2, "other")) == 1000
     found.replied(job(0, 2, "other"), 300)
     assert found.deadline(job(0, 3, "other")) == 1000
+
+
+def test_others_tell_how_long_a_task_may_take_that_a_site_has_never_done():
+    """Client 0, with 100 images, took 6 s. Client 1 has 300, so 18 s are expected: 4 * 5 * 18 s, then twice that."""
+    found = pace()
+    found.sizes = {0: 100, 1: 300, 2: 50}
+    assert found.first_deadline(job(1, 1)) == math.inf  # nobody knows
+    found.replied(job(0, 1), 6)
+    assert found.first_deadline(job(1, 1)) == 360
+    assert found.first_deadline(job(2, 1)) == 120  # fewer images may take as long
+    assert found.first_deadline(job(1, 1, "other")) == math.inf
+    found.missed(job(1, 1))
+    assert found.first_deadline(job(1, 2)) == 720
+    found.missed(job(1, 2))
+    assert found.first_deadline(job(1, 6)) == 1000  # the ceiling
+    found.replied(job(1, 6), 900)
+    assert found.first_deadline(job(1, 7)) == math.inf  # from now on its own replies tell
+    found.replied(job(0, 1, "short"), 0.1)
+    assert found.first_deadline(job(1, 1, "short")) == 40  # 4 times the least
+    assert pace(factor=None).first_deadline(job(1, 1)) == math.inf
+
+
+def test_a_site_that_hangs_in_the_first_round_is_passed_over(tmp_path: Path):
+    """Although nobody knows how long it usually takes, and the deadline is an hour."""
+    experiment = whole(2)
+    data = split(experiment, tmp_path / "sites")
+    grid = local_grid(data, tmp_path / "state")
+    grid.meddle = lambda job, reply: None if job.client == 1 and job.kind == "client" else reply
+    run = federate(experiment, data, tmp_path / "run", least=0.05, factor=0.01)
+    serve(grid, run)
+    found = read_rounds(run)
+    assert [line["replies"] for line in found] == [2, 2]
+    assert [line["failures"][0]["why"][:17] for line in found] == ["it was silent for"] * 2
 
 
 def test_who_was_silent_in_two_rounds_is_asked_again_three_rounds_later_until_it_replies():

@@ -14,7 +14,7 @@ from fewlabel.engine.record import read_rounds
 from tests.deploy.federated import LocalGrid, experiment, federate, local_grid, split
 from tests.deploy.test_masked_sums import Federation
 
-CHANGES = ("method=fedavg", "labels.at=every-client", "labels.fraction=1.0", "clients.count=3", "rounds=2")
+CHANGES = ("method=fedavg", "labels.at=every-client", "labels.fraction=0.1", "clients.count=3", "rounds=2")
 PRIVATE = ("model=simple-cnn", "data.image_size=16", *CHANGES)
 
 
@@ -84,3 +84,24 @@ def test_private_training_and_masked_sums_go_together(tmp_path):
     lines = read_rounds(run)
     assert [line.get("failures") for line in lines] == [None, None]
     assert 2.0 < lines[-1]["epsilon"] <= 3.0
+
+
+def test_sites_that_have_spent_their_privacy_end_the_run_with_what_it_has(tmp_path):
+    """The coordinator is killed before the last checkpoint, and the sites' replies are lost."""
+    whole = experiment(*PRIVATE, "privacy.epsilon=3")
+    data, run = split(whole, tmp_path / "sites"), tmp_path / "run"
+
+    def kill(line: dict) -> None:
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(local_grid(data, tmp_path / "state"), federate(whole, data, run), watch=kill)
+    for reply in (tmp_path / "state").rglob("*.reply"):
+        reply.unlink()
+    found = serve(local_grid(data, tmp_path / "state"), run)
+    assert found["ended"] == (
+        "It ended after round 1 of 2: every site with labels has spent its privacy (privacy.epsilon)."
+    )
+    assert (run / "model.safetensors").exists()
+    assert [spent(tmp_path / "state", client) <= 3.0 for client in range(3)] == [True] * 3

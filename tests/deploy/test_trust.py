@@ -1,28 +1,33 @@
 """What one member can do to a federation over Flower: no more than the settings allow, and by name."""
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
 
 from flwr.app import Message
 
 from fewlabel.core import wire
-from fewlabel.core.errors import BadInput
+from fewlabel.core.errors import BadInput, RunFailed
 from fewlabel.core.federation import ClientInfo
 from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import tasks
 from fewlabel.data.settings import Attack
+from fewlabel.data.site_files import Terms
 from fewlabel.deploy import keys, members
 from fewlabel.deploy.messages import Introduction
-from fewlabel.deploy.server import serve
+from fewlabel.deploy.run_plan import RunPlan
+from fewlabel.deploy.server import serve, server_world
 from fewlabel.engine.attack import attacked
 from fewlabel.engine.executor import Job
 from fewlabel.engine.flower_messages import RECORD
 from fewlabel.engine.record import read_rounds
 from fewlabel.experiment import Experiment
+from fewlabel.learn.evidence import Exam
 from tests.deploy.federated import (
     LocalGrid,
     experiment,
@@ -124,6 +129,53 @@ def test_a_member_is_named_by_its_name(tmp_path):
     assert "it claims 100,000,000 images" in first["suspects"][0]["why"]
 
 
+EXAMINED = (
+    *("method=tutor", "method.tutors=1", "method.views=0", "labels.clients=3", "labels.held_out=0.25"),
+    *("method.epochs_unlabeled=1", "evaluate.every=2", "rounds=2"),
+)
+
+
+@pytest.mark.parametrize("lie", ["too many", "all it has"])
+def test_a_member_that_lies_in_exams_cannot_end_the_use_of_unlabeled_sites(lie, tmp_path):
+    """Tutor gives unlabeled images up if labels alone are better beyond doubt, by what sites count."""
+    whole = experiment(*EXAMINED)
+    data = split(whole, tmp_path / "sites")
+
+    def exams(job: Job, reply: Message) -> Message:
+        if job.task != "sit_exam":
+            return reply
+        found = wire.unpack(Exam, reply.content[RECORD]["upload"])
+        nobody = torch.zeros_like(found.first)
+        if job.client != 1:  # honest ones find both models equally good
+            return reply_with(reply, upload=wire.pack(Exam(found.images, nobody, nobody)))
+        images = torch.full_like(found.images, 10**6) if lie == "too many" else found.images
+        return reply_with(reply, upload=wire.pack(Exam(images, nobody, images)))
+
+    serve(local_grid(data, tmp_path / "state", meddle=exams), federate(whole, data, tmp_path / "run"))
+    found = read_rounds(tmp_path / "run")
+    assert found[0]["given_up"] == 0.0
+    if lie == "too many":  # it is left out, by name, and the others' counts say that nothing is gained or lost
+        assert abs(found[0]["gain"]) < 1e-9
+        named = found[0]["suspects"][0]
+        assert (named["client"], named["task"], named["did"]) == (1, "sit_exam", "left out")
+        assert "labels that it holds out" in named["why"]
+    else:  # what it has counts
+        assert found[0]["gain_high"] < 0
+
+
+def test_a_member_that_claims_millions_of_labels_costs_the_server_no_memory():
+    whole = experiment("method=tutor", "labels.held_out=0.25")
+    clients = {0: ClientInfo(0, 10**8, 0), 1: ClientInfo(1, 3, 0)}
+    world = server_world(whole, RunPlan("a" * 32, Terms(("a", "b"), 1, 16, (0.5,), (0.5,)), 2), clients)
+    tracemalloc.start()
+    try:
+        assert [world.info(client, 1).num_labeled for client in clients] == [75 * 10**6, 2]
+        assert [world.num_held_out(client, 1) for client in clients] == [25 * 10**6, 1]
+        assert tracemalloc.get_traced_memory()[1] < 10**6
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_member_that_reports_far_more_images_than_before_is_named(tmp_path):
     folder = tmp_path / "federation"
     members.create(folder, members.Federation("demo", "127.0.0.1:9443", "0.2.0"), {})
@@ -134,6 +186,15 @@ def test_a_member_that_reports_far_more_images_than_before_is_named(tmp_path):
     for _ in range(2):
         assert members.grown(folder, {1: 10**8, 2: 7}) == [why]
     assert members.grown(folder, {0: 200, 1: 600}) == []
+
+
+def test_a_member_that_makes_the_model_useless_is_named_where_the_run_ends(tmp_path):
+    whole = experiment(
+        *("method=fedavg", "labels.at=every-client", "labels.fraction=0.5"),
+        *("clients.attack.kind=scale", "clients.attack.ids=[1]", "clients.attack.strength=1e17"),
+    )
+    with pytest.raises(RunFailed, match=r"In round 1 these updates were odd: client 1: its update has norm .*outlier"):
+        simulated(whole, tmp_path / "run")
 
 
 def test_nobody_can_be_told_to_attack(tmp_path):

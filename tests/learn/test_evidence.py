@@ -7,7 +7,7 @@ import torch
 
 from fewlabel.core.federation import ClientInfo
 from fewlabel.core.tasks import Asked
-from fewlabel.learn.evidence import Exam, exam, gain, nothing, right, total
+from fewlabel.learn.evidence import Exam, bounded, exam, gain, nothing, right, total, worse_without_any
 from tests.hand import site, weights
 
 
@@ -62,8 +62,10 @@ def test_three_images_on_which_models_differ_are_no_proof():
 @pytest.mark.parametrize(
     ("images", "first", "second", "why"),
     [
-        ([2, 0], [-1, 0], [0, 0], "impossible"),
-        ([2**62, 0], [0, 0], [0, 0], "impossible"),
+        ([2, 0], [-1, 0], [0, 0], "counts below 0, or beyond the 5 labels"),
+        ([2**62, 2**62], [0, 0], [0, 0], "beyond the 5 labels"),
+        ([6, 0], [0, 0], [6, 0], "beyond the 5 labels"),
+        ([3, 3], [0, 0], [3, 3], "its exam has 6 images, and it holds out 5 labels"),
         ([2, 0], [2, 0], [1, 0], "more answers than images"),
         ([2], [1], [1], "2 whole numbers"),
         ([2.0, 0.0], [1.0, 0.0], [1.0, 0.0], "2 whole numbers"),
@@ -71,4 +73,36 @@ def test_three_images_on_which_models_differ_are_no_proof():
 )
 def test_counts_that_cannot_be_are_refused(images, first, second, why):
     with pytest.raises(ValueError, match=why):
-        counts(images, first, second).check_answer(Asked(ClientInfo(0, 5, 5), 2))
+        counts(images, first, second).check_answer(Asked(ClientInfo(0, 20, 5), 2, held_out=5))
+
+
+def test_counts_of_all_labels_that_a_site_holds_out_are_accepted():
+    counts([3, 2], [1, 0], [2, 2]).check_answer(Asked(ClientInfo(0, 20, 5), 2, held_out=5))
+    nothing(2).check_answer(Asked(ClientInfo(0, 20, 5), 2))
+
+
+def test_of_a_site_that_claims_too_much_only_a_part_counts():
+    assert told(bounded(counts([8, 4], [4, 0], [0, 4]), 0.25)) == [[2, 1], [1, 0], [0, 1]]
+    whole = counts([8, 4], [4, 0], [0, 4])
+    assert bounded(whole, 1.0) is whole
+
+
+# On 40 images each: labels alone get 20 more right, or 4 fewer. Together: (20 - 4 - 4) / 120 of one class.
+WORSE, BETTER = counts([40], [0], [20]), counts([40], [6], [2])
+
+
+def test_no_single_site_decides_that_a_model_is_worse():
+    assert gain(total([WORSE, BETTER, BETTER])).high < 0  # in all, the one site decides
+    assert not worse_without_any([WORSE, BETTER, BETTER], [])
+    assert not worse_without_any([WORSE, BETTER], [])
+    assert worse_without_any([WORSE, WORSE, BETTER], [])  # two of three may
+    assert worse_without_any([WORSE, WORSE, nothing(1)], [])
+
+
+def test_a_site_that_is_alone_decides_and_so_does_the_server():
+    assert worse_without_any([WORSE, nothing(1)], [])
+    assert worse_without_any([], [WORSE])
+    assert worse_without_any([nothing(1)], [WORSE])
+    assert not worse_without_any([WORSE], [BETTER])  # without the site, the server's images speak against it
+    assert not worse_without_any([], [])
+    assert not worse_without_any([nothing(1)], [nothing(1)])

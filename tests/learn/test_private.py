@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,17 +16,24 @@ from scipy.stats import kstest
 
 from fewlabel.core.errors import BadInput, RunFailed
 from fewlabel.core.images import drawn
-from fewlabel.engine.record import read_rounds
+from fewlabel.engine.executor import Job, Outcome
+from fewlabel.engine.ledger import Ledger
+from fewlabel.engine.record import is_finished, read_rounds
+from fewlabel.engine.run import execute, prepare
+from fewlabel.engine.serial import Serial
 from fewlabel.experiment import dumps, read
+from fewlabel.inference.predict import read_model
 from fewlabel.learn import private
 from fewlabel.learn.loop import fit
 from fewlabel.learn.optim import SGD, Local
+from fewlabel.report.result_tables import run_table
+from fewlabel.report.runs import Run
 from tests.deploy.federated import simulated
 
 ONE = private.Privacy(epsilon=3.0)
 SMALL = (
     *("data.image_size=16", "model=simple-cnn", "clients.count=3", "rounds=2", "seed=5"),
-    *("labels.at=every-client", "labels.fraction=1.0", "method.local.epochs=1", "method.local.batch_size=32"),
+    *("labels.at=every-client", "labels.fraction=0.1", "method.local.epochs=1", "method.local.batch_size=32"),
 )
 
 
@@ -177,6 +186,78 @@ def test_a_run_says_in_each_round_what_it_has_spent_and_keeps_to_its_epsilon(tmp
     assert read({}, [*SMALL, "privacy.epsilon=3"]) == whole
     assert "privacy" not in dumps(read({}, SMALL))  # old runs have none
     assert any("no two runs are the same to the bit" in sentence for sentence in whole.cautions)
+
+
+class Killed(BaseException):
+    """What a kill leaves behind: no handler of errors runs."""
+
+
+def killed_late(directory: Path, rounds: int = 2) -> Path:
+    """Run until the line of the last round is written, and no checkpoint of it."""
+    run = prepare(read({}, [*SMALL, f"rounds={rounds}", "privacy.epsilon=3"]), directory)
+
+    def watch(line: dict) -> None:
+        if line["round"] == rounds:
+            raise Killed
+
+    with pytest.raises(Killed):
+        execute(run, executor=Serial(), watch=watch)
+    assert not is_finished(run)
+    return run
+
+
+def steps_of(run: Path) -> list[int]:
+    return [sum(n for *_, n in json.loads((run / "privacy" / f"{c}.json").read_text())) for c in range(3)]
+
+
+def test_a_round_that_is_repeated_after_a_kill_spends_nothing_more(tmp_path):
+    """Sites send the same replies again: they are private already."""
+    run = killed_late(tmp_path / "run")
+    before, lines = steps_of(run), read_rounds(run)
+    execute(run, executor=Serial())
+    assert steps_of(run) == before
+    again = read_rounds(run)
+    assert [line["epsilon"] for line in again] == [line["epsilon"] for line in lines]
+    assert again[-1]["test"] == lines[-1]["test"]  # the same model
+    assert Run(run).ended == ""
+
+
+def test_a_kept_reply_is_for_the_same_message_and_until_a_checkpoint(tmp_path):
+    ledger, job = Ledger(tmp_path), Job("", "client", "local_update", 1, 4, 0, 2)
+    ledger.keep(job, b"model", Outcome(b"one\ntwo", {"steps": 3}))
+    assert ledger.reply(job, b"model") == Outcome(b"one\ntwo", {"steps": 3})
+    assert ledger.reply(job, b"other") is None
+    assert ledger.reply(replace(job, call=1), b"model") is None
+    assert ledger.reply(replace(job, client=2), b"model") is None
+    ledger.keep(job, b"other", Outcome(b"new", {}))  # one reply for each call
+    assert ledger.reply(job, b"model") is None
+    ledger.keep(replace(job, round=5, checkpointed=4), b"next", Outcome(b"later", {}))
+    assert ledger.reply(job, b"other") is None
+
+
+def test_a_run_whose_privacy_is_spent_ends_with_what_it_has_and_says_so(tmp_path):
+    run = killed_late(tmp_path / "run")
+    before = steps_of(run)
+    for reply in (run / "privacy").glob("*/*.reply"):  # as if the replies of the kill had been lost
+        reply.unlink()
+    execute(run, executor=Serial())
+    sentence = "It ended after round 1 of 2: every site with labels has spent its privacy (privacy.epsilon)."
+    assert Run(run).ended == sentence
+    assert sentence in run_table(Run(run)).notes
+    assert [line["round"] for line in read_rounds(run)] == [1]
+    card, _ = read_model(run)
+    assert card.round == 1
+    assert steps_of(run) == before  # what is refused is not computed, and so not spent
+    assert execute(run, executor=Serial())["ended"] == sentence  # a resume finds it finished
+
+
+def test_a_run_whose_privacy_is_spent_before_its_first_round_fails_in_a_sentence(tmp_path):
+    run = prepare(read({}, [*SMALL, "privacy.epsilon=3"]), tmp_path / "run")
+    (run / "privacy").mkdir()
+    for client in range(3):
+        (run / "privacy" / f"{client}.json").write_text("[[1.0, 0.5, 1000]]")
+    with pytest.raises(RunFailed, match="every site with labels has spent its privacy"):
+        execute(run, executor=Serial())
 
 
 def test_the_card_of_a_private_model_says_so(tmp_path):

@@ -11,28 +11,44 @@ from fewlabel.core import tree
 from fewlabel.core.federation import ClientInfo, Model, Site
 from fewlabel.core.tasks import Asked
 from fewlabel.learn.priors import adapted
-from fewlabel.methods.tutor import EXAMS, Lesson, Models, State, Tutor, Update
+from fewlabel.methods.tutor import Drill, Lesson, Models, State, Tutor, Update
 from tests.hand import STEP, passes, site, weights
 from tests.methods.test_rscfed import START, SUPERVISED, approx, moved
-from tests.methods.test_semifl import AFTER, Served, sigmoid
+from tests.methods.test_semifl import Served, sigmoid
 
 # At START the network says (3/4, 1/4) of any image. All are seen as 1: a step towards label 0 moves a network by 1/4.
-PLAIN = Tutor(tutors=1, views=0, prior_steps=0, epochs_unlabeled=1, server_momentum=0, local=STEP)
+PLAIN = Tutor(tutors=1, first_term=0.5, views=0, prior_steps=0, epochs_unlabeled=1, server_momentum=0, local=STEP)
 OTHER = Model(weights([0.0, 0.0], [0.0, math.log(9)]))  # says (1/10, 9/10) of any image
+SURE = Model(weights([0.0, 0.0], [0.0, math.log(99)]))  # says (1/100, 99/100) of any image
+ROUNDS, BEGINS, DECIDES = 100, 51, 75  # rounds, the first of the second term, and that of the exam that decides
 
 
-def lesson(model: Model = START, *tutors: Model) -> Lesson:
-    return Lesson(model.model, tuple(tutor.model for tutor in tutors or (model,)))
+def steps(number: int) -> float:
+    """How far steps towards label 0 move START: each by what is lacking to certainty."""
+    move = 0.0
+    for _ in range(number):
+        move += 1 - sigmoid(math.log(3) + 4 * move)
+    return move
 
 
-def begun(model: Model = START, *tutors: Model, **more: Any) -> State:
-    """The state before a round: tutors as they are, and their means over rounds alike."""
+def lesson(model: Model = START, *tutors: Model, rate: float = 1.0) -> Lesson:
+    return Lesson(model.model, tuple(tutor.model for tutor in tutors or (model,)), rate)
+
+
+def first_term(*tutors: Model) -> State:
+    trees = tuple(tutor.model for tutor in tutors or (START,))
+    return State(trees[0], tree.sub(trees[0], trees[0]), trees, trees)
+
+
+def second_term(model: Model = START, *tutors: Model, **more: Any) -> State:
+    """The state in the second term: tutors are frozen."""
     trees = tuple(tutor.model for tutor in tutors or (model,))
-    return State(model.model, tree.sub(model.model, model.model), trees, trees, **more)
+    return State(model.model, tree.sub(model.model, model.model), (), trees, **more)
 
 
-def with_shipped(fed: Served, shipped: Model | None = None) -> Served:
-    fed.shipped, fed.rounds = shipped.model if shipped else None, 100
+def serving(*sites: Site[Any], shipped: Model | None = START, schedule: str = "constant", **more: Any) -> Served:
+    fed = Served(*sites, **{"round": BEGINS + 1, **more})
+    fed.shipped, fed.rounds, fed.schedule = shipped.model if shipped else None, ROUNDS, schedule
     return fed
 
 
@@ -52,12 +68,22 @@ def test_tutor_labels_and_the_last_model_learns_them():
     assert [label.tolist() for _, label, _ in one.audited] == [[0, 0, 0], [1, 1, 1]]
 
 
-def test_tutors_label_together_by_the_mean_of_what_they_say():
-    # (3/4, 1/4) and (1/10, 9/10): the mean is (17/40, 23/40), and with the first tutor once more (64/120, 56/120).
+def test_tutors_label_together_by_the_mean_of_their_log_probabilities():
+    # Two say (3/4, 1/4) and one (1/100, 99/100). The mean is (151, 149) / 300, for class 0. But the products are
+    # 9/16 * 1/100 and 1/16 * 99/100, for class 1. With three more of the first: 27/64 times as much, and 1/64 times.
     one = site(0, unlabeled=[1])
-    PLAIN.learn(one, lesson(START, START, OTHER))
-    PLAIN.learn(one, lesson(START, START, OTHER, START))
+    PLAIN.learn(one, lesson(START, START, SURE, START))
+    PLAIN.learn(one, lesson(START, START, SURE, *[START] * 4))
     assert [label.tolist() for _, label, _ in one.audited] == [[1], [0]]
+
+
+def test_tutors_that_are_sure_of_different_classes_leave_a_label():
+    # In single precision both say exactly 0 of the other's class. The third decides.
+    zero, last = Model(weights([0.0, 0.0], [200.0, 0.0])), Model(weights([0.0, 0.0], [0.0, 200.0]))
+    one = site(0, unlabeled=[1])
+    PLAIN.learn(one, lesson(START, zero, last, START))
+    PLAIN.learn(one, lesson(START, zero, last, OTHER))
+    assert [label.tolist() for _, label, _ in one.audited] == [[0], [1]]
 
 
 def test_tutors_see_an_image_in_all_views_before_a_site_learns():
@@ -84,110 +110,153 @@ def test_tutor_skips_a_site_without_unlabeled_images():
     assert PLAIN.learn(site(1, [(1, 0)]), lesson()) is None
 
 
-# Rounds
+def test_tutor_trains_at_the_rate_of_its_term():
+    # Half of the rate moves by half of SUPERVISED, for a site that studies and for one that has labels.
+    assert moved(PLAIN.learn(site(0, unlabeled=[1, 1]), lesson(rate=0.5))) == approx(SUPERVISED / 2)
+    assert moved(PLAIN.correct(site(1, [(1, 0)]), Drill(START.model, 0.5, 1))) == approx(SUPERVISED / 2)
+    assert PLAIN.correct(site(1, unlabeled=[1]), Drill(START.model, 0.5, 1)) is None
 
 
-def test_tutor_lets_labels_have_the_last_word_and_tutors_learn_from_labels_alone():
-    fed = with_shipped(Served(site(0, unlabeled=[1, 1]), site(1, unlabeled=[1] * 3), site(2, [(1, 0)])), START)
-    after = replace(PLAIN, guard=False).round(begun(START, START, OTHER), fed)
-    # Of (3/4 + 1/10, 1/4 + 9/10) the sites learn label 1: by -3/4. The label 0 then moves it by what it lacks.
+# The first term
+
+
+def test_tutors_begin_with_other_weights():
+    class Drawing:
+        server = site(-1)
+
+        def drawn(self, number: int) -> Any:
+            return weights([float(number), 0.0])
+
+    Drawing.server.load(START.model)
+    state = replace(PLAIN, tutors=3).init(Drawing())
+    assert [tutor["1.weight"].flatten().tolist() for tutor in state.tutors[1:]] == [[1.0, 0.0], [2.0, 0.0]]
+    assert moved(Model(state.tutors[0])) == moved(Model(state.model)) == 0.0
+    assert state.means == state.tutors
+
+
+def test_tutors_learn_from_labels_alone_in_the_first_term():
+    fed = serving(site(0, unlabeled=[1, 1]), site(1, [(1, 0)]), labeled=[(1, 0)], round=1)
+    after = PLAIN.round(first_term(START, OTHER), fed)
+    assert fed.asked == [1, -1, 1, -1]  # each tutor at the labeled site, then at the server; nobody studies
+    assert moved(Model(after.model)) == moved(Model(after.tutors[0])) == approx(steps(4))  # two here and two there
+    assert after.tutors[1]["1.bias"][1] < OTHER.model["1.bias"][1]  # it learned label 0
+
+
+def test_tutors_have_all_passes_of_a_run_in_the_first_term():
+    # Of 100 rounds with 2 epochs, the first 40 have 200 / 40 = 5 epochs, the others 2.
+    how = replace(PLAIN, first_term=0.4, guard=False, local=replace(STEP, epochs=2))
+    for number, state, epochs in ((1, first_term(), 5), (40, first_term(), 5), (41, second_term(), 2)):
+        fed = serving(site(1, [(1, 0)]), round=number)
+        how.round(state, fed)
+        assert [message.epochs for _, message in fed.sent] == [epochs]
+    seen = passes(one := site(1, [(1, 0)]))
+    how.correct(one, Drill(START.model, 1.0, 5))
+    assert len(seen) == 5
+
+
+def test_a_tutor_is_the_average_of_its_rounds():
+    fed = serving(site(1, [(1, 0)]), round=4)
+    assert moved(Model(PLAIN.round(first_term(), fed).means[0])) == approx(steps(2) / 4)  # decay 1 - 1/4
+    fed = serving(site(1, [(1, 0)]), round=50)
+    assert moved(Model(PLAIN.round(first_term(), fed).means[0])) == approx(steps(2) / 5)  # decay 0.8
+
+
+def test_the_schedule_begins_anew_in_each_term():
+    # Cosine: of the 50 rounds of a term, the 26th has half of the rate, and the first all of it.
+    sites = site(0, unlabeled=[1, 1]), site(1, [(1, 0)])
+    for number, rate in ((1, 1.0), (26, 0.5), (BEGINS, 1.0), (BEGINS + 25, 0.5)):
+        fed = serving(*sites, round=number, schedule="cosine")
+        replace(PLAIN, guard=False).round(first_term() if number < BEGINS else second_term(), fed)
+        assert [message.rate for _, message in fed.sent] == approx([rate] * len(fed.sent))
+
+
+# The second term
+
+
+def test_the_second_term_begins_with_the_first_tutors_average():
+    fed = serving(site(0, unlabeled=[1, 1]), round=BEGINS)
+    before = replace(first_term(OTHER), means=(START.model,))
+    after = PLAIN.round(before, fed)
+    assert moved(Model(after.model)) == approx(SUPERVISED)
+    assert (after.tutors, after.means) == ((), before.means)
+
+
+def test_labels_have_the_last_word_and_tutors_stay_as_they_are():
+    fed = serving(site(0, unlabeled=[1, 1]), site(1, unlabeled=[1] * 3), site(2, [(1, 0)]))
+    before = second_term(START, START, OTHER)
+    after = PLAIN.round(before, fed)
+    # By (3/4 * 1/10, 1/4 * 9/10) the sites learn label 1: by -3/4. The label 0 then moves it by what it lacks.
     assert moved(Model(after.model)) == approx(-3 / 4 + 1 - sigmoid(math.log(3) - 4 * 3 / 4))
-    assert [moved(Model(tutor)) for tutor in after.tutors[:1]] == approx([SUPERVISED])
-    assert fed.asked == [1, 0, 2, 2, 2]  # study, correct, and each tutor
+    assert after.means == before.means
+    assert fed.asked == [1, 0, 2]  # study, and correct
 
 
 def test_tutor_counts_sites_by_their_images():
     # The tutor says 9 : 1 for class 0 of an image 1, and for class 1 of -1. A step moves the bias of class 0 by 1/10 at
     # the first site, with two images, and by -1/10 at the second, with three.
     slope = Model(weights([math.log(9), 0.0]))
-    fed = with_shipped(Served(site(0, unlabeled=[1, 1]), site(1, unlabeled=[-1] * 3)), slope)
-    after = replace(PLAIN, guard=False).round(begun(slope), fed)
+    after = PLAIN.round(second_term(slope), serving(site(0, unlabeled=[1, 1]), site(1, unlabeled=[-1] * 3)))
     assert after.model["1.bias"].tolist() == approx([(2 - 3) / 50, (3 - 2) / 50])
 
 
 def test_tutor_goes_on_in_the_direction_of_the_last_study():
     # The sites move the model by 1/4, and half of what the last study changed comes on top.
-    before = replace(begun(), velocity=weights([0.2, -0.2], [0.2, -0.2]))
-    fed = with_shipped(Served(site(0, unlabeled=[1, 1])), START)
-    after = replace(PLAIN, guard=False, server_momentum=0.5).round(before, fed)
+    before = replace(second_term(), velocity=weights([0.2, -0.2], [0.2, -0.2]))
+    how = replace(PLAIN, server_momentum=0.5)
+    after = how.round(before, serving(site(0, unlabeled=[1, 1])))
     assert moved(Model(after.model)) == approx(SUPERVISED + 0.1)
     assert moved(Model(tree.add(START.model, after.velocity))) == approx(SUPERVISED + 0.1)
-    silent = with_shipped(Served(site(0, unlabeled=[1, 1]), silent=[0]), START)
-    assert moved(Model(replace(PLAIN, server_momentum=0.5).round(before, silent).model)) == 0.0
-
-
-def test_tutor_trains_on_labels_alone_while_there_are_no_unlabeled_images():
-    fed = with_shipped(Served(site(0, [(1, 0)]), labeled=[(1, 0)]))
-    after = PLAIN.round(begun(), fed)
-    assert [moved(Model(model)) for model in (after.model, *after.tutors)] == approx([SUPERVISED + AFTER] * 2)
-    assert fed.asked == [0, -1, 0, -1]
+    assert moved(Model(how.round(before, serving(site(0, unlabeled=[1, 1]), silent=[0])).model)) == 0.0
 
 
 @pytest.mark.parametrize(("silent", "end"), [([0], SUPERVISED), ([1], SUPERVISED), ([0, 1], 0.0)])
 def test_tutor_whoever_is_missing_the_others_go_on(silent, end):
-    fed = with_shipped(Served(site(0, unlabeled=[1, 1]), site(1, [(1, 0)]), silent=silent), START)
-    assert moved(Model(PLAIN.round(begun(), fed).model)) == approx(end)
-
-
-def test_a_tutor_is_the_average_of_its_rounds():
-    fed = with_shipped(Served(site(1, [(1, 0)]), round=4), START)
-    assert moved(Model(PLAIN.round(begun(), fed).means[0])) == approx(SUPERVISED / 4)  # decay 1 - 1/4
-    fed = with_shipped(Served(site(1, [(1, 0)]), round=50), START)
-    assert moved(Model(PLAIN.round(begun(), fed).means[0])) == approx(SUPERVISED / 5)  # decay 0.8
+    fed = serving(site(0, unlabeled=[1, 1]), site(1, [(1, 0)]), silent=silent)
+    assert moved(Model(PLAIN.round(second_term(), fed).model)) == approx(end)
 
 
 # The guard
 
 
-def test_tutor_asks_for_no_exam_again_if_nobody_holds_labels_out():
-    fed = with_shipped(Served(site(0, unlabeled=[1, 1]), site(1, [(1, 0)])), START)
-    after = PLAIN.round(begun(), fed)
-    assert after.held_out == 0
-    fed.sent.clear()
-    PLAIN.round(after, fed)
-    assert fed.asked == [0, 1, 1]
-
-
 def test_tutor_compares_what_is_shipped_with_the_first_tutor():
-    # What is shipped gets the one held-out label right. So does the first tutor, but not its mean over rounds.
+    # What is shipped gets the one held-out label right, and the first tutor does not.
     sites = site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), (1, 0))
-    before = replace(begun(), means=(OTHER.model,))
-    fed = with_shipped(Served(*sites, round=10), Model(dict(START.model)))
-    assert PLAIN.round(before, fed).held_out == 1
-    assert fed.logged["gain"] == approx(1)
-    fed = with_shipped(Served(*sites, round=10), START)  # the recipe averages nothing: what is shipped is the last
-    PLAIN.round(before, fed)
-    assert fed.logged["gain"] == approx(0)
+    for number in (DECIDES, ROUNDS):
+        fed = serving(*sites, round=number)
+        PLAIN.round(second_term(OTHER), fed)
+        assert fed.logged["gain"] == approx(1)
+        assert fed.asked[0] == 1  # the exam is before anybody trains
+    for how, number in ((PLAIN, DECIDES + 1), (replace(PLAIN, guard=False), DECIDES)):
+        fed = serving(*sites, round=number)
+        how.round(second_term(OTHER), fed)
+        assert fed.asked == [0, 1]
+        assert not fed.logged
+
+
+def test_tutor_says_nothing_if_nobody_holds_labels_out():
+    fed = serving(site(0, unlabeled=[1, 1]), site(1, [(1, 0)]), round=DECIDES)
+    assert not PLAIN.round(second_term(), fed).given_up
+    assert not fed.logged
 
 
 def test_tutor_gives_up_if_labels_alone_are_better_beyond_doubt():
     # On 40 held-out labels 0, of which what is shipped gets none right and labels alone all: -100 points. The variance
     # is (0.5 + 40.5 - 40^2 / 42) / 42^2.
     sites = site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), *[(1, 0)] * 40)
-    state = begun(OTHER, START, held_out=40)
-    late, due = 90, 100 // EXAMS
-    fed = with_shipped(Served(*sites, round=due), OTHER)
+    state = second_term(OTHER, START)
+    fed = serving(*sites, round=DECIDES, shipped=OTHER)
     after = PLAIN.round(state, fed)
     assert after.given_up
-    assert moved(Model(after.model)) == approx(SUPERVISED)
+    assert moved(Model(after.model)) == 0.0
     high = -1 + 1.96 * math.sqrt((41 - 1600 / 42) / 42**2)
     assert (fed.logged["gain"], fed.logged["gain_high"], fed.logged["given_up"]) == approx((-1, high, 1))
-    fed.sent.clear()
-    again = PLAIN.round(after, fed)
-    assert fed.asked == [1]  # from then on only labels
-    assert moved(Model(again.model)) == approx(SUPERVISED + AFTER)
-    for number in (due + 1, late):  # no exam is due, or it is too late to forget
-        assert not PLAIN.round(state, with_shipped(Served(*sites, round=number), OTHER)).given_up
+    for number in (DECIDES + 1, ROUNDS):  # from then on nobody trains
+        later = serving(*sites, round=number)
+        assert PLAIN.round(after, later) == after
+        assert later.asked == []
+    assert not PLAIN.round(state, serving(*sites, round=ROUNDS, shipped=OTHER)).given_up  # it is too late to forget
     few = site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), *[(1, 0)] * 20)
-    assert not PLAIN.round(state, with_shipped(Served(*few, round=due), OTHER)).given_up  # too few to tell
-
-
-def test_tutor_stays_on_guard_if_those_who_hold_labels_out_are_silent_for_a_while():
-    sites = site(0, unlabeled=[1, 1]), site(1, [(1, 0)]), holding_out(site(2, [(1, 0)]), (1, 0))
-    fed = with_shipped(Served(*sites, round=4, silent=[2]), START)
-    assert PLAIN.round(begun(), fed).held_out is None  # not known yet
-    before = begun(held_out=1)
-    assert PLAIN.round(before, with_shipped(Served(*sites, round=10, silent=[2]), START)).held_out == 1
+    assert not PLAIN.round(state, serving(*few, round=DECIDES, shipped=OTHER)).given_up  # too few to tell
 
 
 def test_tutor_refuses_more_images_than_a_site_has():
@@ -212,7 +281,7 @@ def test_tutor_exams_are_on_held_out_labels_or_the_servers_validation():
     [
         (0.004, 0.058, 0, "Unlabeled images helped: +3.1 points"),
         (-0.01, 0.07, 0, "Unlabeled images may or may not have helped: +3.1 points"),
-        (-0.09, -0.01, 1, "From then on the run used labels alone."),
+        (-0.09, -0.01, 1, "So the run ended with labels alone."),
     ],
 )
 def test_tutor_tells_whether_unlabeled_images_helped(low, high, given_up, words):
