@@ -1,9 +1,9 @@
-# FewLabel for CPUs: docker build -t fewlabel . && docker run --rm --user "$(id -u)" -v "$PWD:/work" fewlabel run --method labels-only
+# FewLabel for CPUs: docker build --build-arg PYTORCH_CPU=... -t fewlabel . && docker run --rm --user "$(id -u)" -v "$PWD:/work" fewlabel run --method labels-only
 FROM python:3.12-slim
 
-# First PyTorch without CUDA, so that FewLabel does not bring the CUDA build: 0.9 GB instead of 5.8 GB. This is the index
-# for CPUs on PyTorch's page "Get started"; --build-arg PYTORCH_CPU=... names another, such as a mirror.
-ARG PYTORCH_CPU=https://download.pytorch.org/whl/cpu
+# First PyTorch without CUDA, so that FewLabel does not bring the CUDA build: 0.9 GB instead of 5.8 GB. PyTorch's page
+# "Get started" names the index for CPUs.
+ARG PYTORCH_CPU
 RUN pip install --no-cache-dir torch --index-url "$PYTORCH_CPU"
 
 COPY pyproject.toml README.md LICENSE /source/

@@ -129,12 +129,15 @@ def test_what_is_said_of_blood_cells_follows_from_the_numbers(monkeypatch, tmp_p
     floor += "labels-only,fewlabel,0,80\nlabels-only,fewlabel,1,82\n"
     file.write_text(floor + "fedirm,fewlabel,0,79\nfedirm,fewlabel,1,80\nisofed,fewlabel,0,90\n")
     assert [bar.name for bar in bloodcells.bars()] == ["labels alone, as printed", "labels alone", "FedIRM", "IsoFed"]
-    assert "go from 31 % to 81 %" in bloodcells.reason()
+    assert "go from 31.0 % to 81.0 %" in bloodcells.reason()
     assert bloodcells.reason().endswith(
         "is above that: FedIRM, the nearest over 2 seeds, has 80 %."
     )  # one seed is no rank
     file.write_text(floor + "tutor,fewlabel,0,85\ntutor,fewlabel,1,87\n")
-    assert bloodcells.reason().endswith("Tutor (our own) reaches 86 %.")
+    gain = "Tutor (our own) reaches 86.0 % with the images of the other nine: 5.0 points more"
+    assert bloodcells.reason().endswith(f"{gain}, and more in each seed.")
+    file.write_text(floor + "tutor,fewlabel,0,79\ntutor,fewlabel,1,93\nfedirm,fewlabel,0,79\nfedirm,fewlabel,1,80\n")
+    assert bloodcells.reason().endswith(f"{gain}. Of the others, FedIRM is nearest with 79.5 %.")
 
 
 @pytest.mark.parametrize("name", ["cbafed", "fedirm", "fedmatch", "isofed", "rscfed"])
