@@ -290,6 +290,7 @@ def test_a_study_from_its_tables_to_its_pages(tiny: Path, capsys: pytest.Capture
     assert not capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_named_and_the_others_go_on(tiny: Path, capsys: pytest.CaptureFixture[str]):
     table = TABLE + "[rows.rscfed-authors]\nmethod.local.batch_size = 1\nmodel.name = 'resnet18'\n"
     (tiny / "a-blood.toml").write_text(table.replace("rounds = 2", "rounds = 1"))
@@ -304,6 +305,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tiny: Path, capsys: pyte
     assert {line["method"] for line in done if line["row"] == "rscfed"} == {"rscfed"}
 
 
+@pytest.mark.slow
 def test_a_study_that_is_killed_goes_on(tiny: Path):
     code = (
         "from pathlib import Path; from experiments import lines, plan, study\n"
