@@ -21,6 +21,7 @@ from fewlabel import learn
 from fewlabel.cli.main import app
 from fewlabel.core import described
 from fewlabel.core.tasks import field_names, tasks
+from fewlabel.experiment import ROWS
 from fewlabel.methods import METHODS
 from fewlabel.report import terminal
 
@@ -58,7 +59,8 @@ def methods() -> str:
 def all_leaves() -> str:
     """Return what leaves a site with each method, in the method's words. Methods that say the same share a line."""
     found: dict[str, list[str]] = {}
-    for name, method in METHODS.items():
+    everything = {name: METHODS[method] for name, (method, *_) in ROWS.items()} | METHODS
+    for name, method in everything.items():
         found.setdefault(described.leaves(method), []).append(f"`{name}`")
     return table(["method", "what leaves a site"], ([", ".join(names), said] for said, names in found.items()))
 

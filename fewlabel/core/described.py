@@ -46,8 +46,9 @@ def all_warmup(method: Any, experiment: Any) -> Iterator[str]:
 
 def short_warmup(experiment: Any) -> Iterator[str]:
     """Warn if a run is so short that the recipe's warm-up is no round at all."""
-    share, rounds = experiment.recipe.warmup, experiment.rounds
-    if experiment.warmup_rounds or not share or own_warmup(experiment.method) or not needs_unlabeled(experiment.method):
+    share, rounds, method = experiment.recipe.warmup, experiment.rounds, experiment.method
+    own = own_warmup(method) or getattr(method, "first_term", 0) > 0  # tutors learn from labels first
+    if experiment.warmup_rounds or not share or own or not needs_unlabeled(method):
         return
     enough = next(number for number in count(rounds) if round(share * number))
     longer = f", or train.warmup to {1 / rounds:g}" if rounds > 1 else ""

@@ -3,15 +3,14 @@
 A run has two terms. In the first, the tutors learn: a few models that sites with labels train on labels alone, each for
 itself. They begin with other weights, so each makes other mistakes. By the end of the term each has had as many passes
 over labels as labels alone have in a whole run, and its learning rate has fallen to nothing, because a tutor that is
-still learning fast labels badly. What counts is the average of each over rounds.
-
-In the second term the tutors stay as they are. In a round, each site without labels shows its images to all tutors and
-takes what they say together: the mean of their log-probabilities, which is better than any one tutor's. The tutors were
-trained as if classes were equally frequent (`train.balance`), but at a site they are not. So the site estimates its own
-class shares from these predictions, and weighs the predictions by them (`learn.priors.adapted`, EM). The most likely
-class becomes the label of an image. The site trains the last round's model, which began as the first tutor, and the
-server averages the sites' models, with momentum. Then sites with labels train the average on true labels
-(`learn.alternate.corrected`). No tutor ever learns from a label that was guessed, so mistakes cannot feed themselves.
+still learning fast labels badly. What counts is the average of each over rounds. In the second term the tutors stay as
+they are. In a round, each site without labels shows its images to all tutors and takes what they say together: the mean
+of their log-probabilities, which is better than any one tutor's. The tutors were trained as if classes were equally
+frequent (`train.balance`), but at a site they are not. So the site estimates its own class shares from these
+predictions, and weighs the predictions by them (`learn.priors.adapted`, EM). The most likely class becomes the label of
+an image. The site trains the last round's model, which began as the first tutor, and the server averages the sites'
+models, with momentum. Then sites with labels train the average on true labels (`learn.alternate.corrected`). No tutor
+ever learns from a label that was guessed, so mistakes cannot feed themselves.
 
 Where labels are held out (`labels.held_out`, or a validation set at the server), the method can tell whether unlabeled
 images help, because the first tutor is what labels alone gave. When three quarters of the rounds are over, and at the
@@ -155,17 +154,15 @@ class Tutor:
             return state
         sure = found.images >= ENOUGH and worse_without_any(exams, own)
         give_up = sure and fed.round <= DECIDED * fed.rounds
-        fed.log(gain=found.value, gain_low=found.low, gain_high=found.high, gain_images=found.images)
-        fed.log(given_up=float(give_up))
+        fed.log(gain=found.value, gain_low=found.low, gain_high=found.high)
+        fed.log(gain_images=found.images, given_up=float(give_up))
         return replace(state, model=state.means[0], given_up=True) if give_up else state
 
     def exams(self, fed: Federation, models: Models) -> tuple[list[Exam], list[Exam]]:
         """Return the exams of two models, at sites with labels and at the server."""
-        replies = fed.run(self.sit_exam, broadcast(fed.labeled, models))
+        exams = [bounded(one.upload, one.counts) for one in fed.run(self.sit_exam, broadcast(fed.labeled, models))]
         there = fed.server.validation or fed.server.held_out
-        return [bounded(one.upload, one.counts) for one in replies], [
-            *fed.map(self.sit_exam, [models])
-        ] if there else []
+        return exams, [*fed.map(self.sit_exam, [models])] if there else []
 
     @on_client
     def learn(self, site: Site[None], msg: Lesson) -> Update | None:
@@ -207,6 +204,6 @@ class Tutor:
             verdict = "made it worse" if high < 0 else "helped" if low > 0 else "may or may not have helped"
             yield (
                 f"Unlabeled images {verdict}: {value:+.1f} points of balanced accuracy against labels alone, on "
-                f"{line['gain_images']:,.0f} held-out labels in round {line['round']} (95 % interval {low:+.1f} to "
-                f"{high:+.1f}).{' So the run ended with labels alone.' if line['given_up'] else ''}"
+                f"{line['gain_images']:,.0f} held-out or validation labels in round {line['round']} (95 % interval "
+                f"{low:+.1f} to {high:+.1f}).{' So the run ended with labels alone.' if line['given_up'] else ''}"
             )

@@ -288,5 +288,5 @@ def test_tutor_tells_whether_unlabeled_images_helped(low, high, given_up, words)
     line = {"round": 30, "gain": 0.031, "gain_low": low, "gain_high": high, "gain_images": 512.0, "given_up": given_up}
     [sentence] = PLAIN.conclusions([{"round": 1, "gain": 0.0}, line, {"round": 31}])
     assert words in sentence
-    assert "on 512 held-out labels in round 30" in sentence
+    assert "on 512 held-out or validation labels in round 30" in sentence
     assert list(PLAIN.conclusions([{"round": 1}])) == []
