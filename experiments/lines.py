@@ -5,7 +5,9 @@ import hashlib
 import io
 import json
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import tomli_w
 
 from experiments.plan import Trial, key_of
 from fewlabel.core.schema import plain
-from fewlabel.core.storage import write
+from fewlabel.core.storage import locked, write
 from fewlabel.experiment import PATHS, Experiment
 from fewlabel.report.results import Result
 
@@ -36,8 +38,14 @@ def read_lines(table: str) -> list[Line]:
 def add(line: Mapping[str, Any]) -> None:
     """Add a line to its table's file, in the place of an earlier one of the same run."""
     new = {key: "" if value is None else str(value) for key, value in line.items()}
-    kept = [one for one in read_lines(new["table"]) if key_of(one) != key_of(new)]
-    write_csv(DOCS / "results" / f"{new['table']}.csv", [*kept, new])
+    with alone():
+        kept = [one for one in read_lines(new["table"]) if key_of(one) != key_of(new)]
+        write_csv(DOCS / "results" / f"{new['table']}.csv", [*kept, new])
+
+
+def alone() -> AbstractContextManager[None]:
+    """Let one process at a time change what is in docs/results/, or a study beside this one would lose lines."""
+    return locked(Path(tempfile.gettempdir()) / f"fewlabel-{hashlib.sha256(str(DOCS).encode()).hexdigest()[:16]}.lock")
 
 
 def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -57,9 +65,10 @@ def read_curves(table: str) -> dict[str, Any]:
 
 
 def add_curves(table: str, cell: str, row: str, seed: str, curves: Any) -> None:
-    found = read_curves(table)
-    found.setdefault(cell, {}).setdefault(row, {})[seed] = curves
-    write(DOCS / "results" / f"{table}.json", json.dumps(found, separators=(",", ":")).encode() + b"\n")
+    with alone():
+        found = read_curves(table)
+        found.setdefault(cell, {}).setdefault(row, {})[seed] = curves
+        write(DOCS / "results" / f"{table}.json", json.dumps(found, separators=(",", ":")).encode() + b"\n")
 
 
 def hash_of(experiment: Experiment) -> str:

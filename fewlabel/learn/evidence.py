@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from fewlabel.core.images import Labeled
 from fewlabel.core.tasks import Asked
 
+ENOUGH = 30  # labels, before anything is beyond doubt
+FEWEST = 5  # labels of a class that counts
 WIDTH = 1.96  # standard errors on each side of a 95 % interval
 
 
@@ -79,13 +81,13 @@ def exam(first: Tensor, second: Tensor, y: Tensor, num_classes: int) -> Exam:
 
 
 def gain(counts: Exam) -> Gain | None:
-    """Return the gain in balanced accuracy over classes with images, or None if there are none.
+    """Return the gain in balanced accuracy over classes with five images or more, or None if there are none.
 
     Both models see the same images, so only those count on which they differ. Of class c with n images, b that only the
     first and w that only the second gets right, the gain is (b - w) / n. Its variance is (b + w - (b - w)^2 / n) / n^2
     with half an image more in each of b and w, and two in n, so that a few images never look certain.
     """
-    there = counts.images > 0
+    there = counts.images >= FEWEST
     if not there.any():
         return None
     n, b, w = (part[there].double() for part in (counts.images, counts.first, counts.second))
@@ -98,10 +100,11 @@ def gain(counts: Exam) -> Gain | None:
 def worse_without_any(exams: list[Exam], own: list[Exam]) -> bool:
     """Return True if the first model is worse beyond doubt, whichever exam of another site is left out.
 
-    So no single site decides. The server's own exams are never left out, and a site that is alone cannot be.
+    So no single site decides. What is left must be enough. The server's own exams are never left out, and a site that
+    is alone cannot be.
     """
     some = [one for one in exams if one.images.any()]
     alone = len(some) + any(bool(one.images.any()) for one in own) < 2
     left = [some] if alone else [some, *(some[:n] + some[n + 1 :] for n in range(len(some)))]
     found = [gain(total(part + own)) for part in left if part + own]
-    return bool(found) and all(one is not None and one.high < 0 for one in found)
+    return bool(found) and all(one is not None and one.images >= ENOUGH and one.high < 0 for one in found)

@@ -13,10 +13,9 @@ models, with momentum. Then sites with labels train the average on true labels (
 ever learns from a label that was guessed, so mistakes cannot feed themselves.
 
 Where labels are held out (`labels.held_out`, or a validation set at the server), the method can tell whether unlabeled
-images help, because the first tutor is what labels alone gave. When three quarters of the rounds are over, and at the
-end, it and the shipped model sit an exam on held-out labels, and only counts leave a site (`learn.evidence`). If labels
-alone are better beyond doubt at the first exam, the method ends with them. The report tells the difference and its
-interval.
+images help, because the first tutor is what labels alone gave. In the last round it and the shipped model sit an exam
+on held-out labels, and only counts leave a site (`learn.evidence`). If labels alone are better beyond doubt, the first
+tutor is what is shipped. The report tells the difference and its interval.
 
 There is no paper. The manual has the equations, and `experiments/own/README.md` tells what was tried.
 """
@@ -37,7 +36,7 @@ from fewlabel.core.tasks import Asked, on_client, on_server
 from fewlabel.core.tree import Tree
 from fewlabel.learn.alternate import State as Alternate
 from fewlabel.learn.alternate import averaged, corrected, fine_tuned
-from fewlabel.learn.evidence import Exam, bounded, exam, gain, nothing, right, total, worse_without_any
+from fewlabel.learn.evidence import ENOUGH, Exam, bounded, exam, gain, nothing, right, total, worse_without_any
 from fewlabel.learn.loop import fit
 from fewlabel.learn.losses import supervised
 from fewlabel.learn.optim import Local, optimizer
@@ -45,8 +44,6 @@ from fewlabel.learn.priors import adapted
 from fewlabel.learn.thresholds import predict
 
 LEAST = 1e-6  # probability of a class: tutors that are sure of different classes do not exclude all classes
-ENOUGH = 30  # held-out labels, before a method is given up
-DECIDED = 0.75  # of the rounds; later, the mean over rounds could not forget a model that is given up
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,6 @@ class State:
     velocity: Tree  # what the study phase changed in the last round, momentum included
     tutors: tuple[Tree, ...]  # while they learn
     means: tuple[Tree, ...]  # of the tutors over the rounds of the first term
-    given_up: bool = False  # whether labels alone were better beyond doubt
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ class Tutor:
     prior_steps: Natural = 2  # steps of EM that estimate how frequent classes are at a site; 0 takes them as equal
     epochs_unlabeled: Count = 3  # passes over unlabeled images in a round
     server_momentum: Share = 0.5  # of the server, over rounds, in what sites without labels change
-    guard: bool = True  # where labels are held out: compare with labels alone, and end with them if they are better
+    guard: bool = True  # where labels are held out: compare with labels alone, and ship them if they are better
     local: Local = Local(epochs=5, batch_size=32, lr=0.03, lr_unlabeled=0.06)
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
@@ -106,6 +102,10 @@ class Tutor:
         "number, and how many of them only one of two models gets right. A dishonest server can choose these models, "
         "and learn about single images."
     )
+
+    def cautions(self, experiment: Any) -> Iterable[str]:
+        if experiment.model.buffers != "global":
+            yield 'tutor: tutors with BatchNorm need their own statistics to label well; use model.buffers = "global"'
 
     def init(self, fed: Federation) -> State:
         weights = fed.server.weights()
@@ -122,11 +122,10 @@ class Tutor:
             return self.taught(state, fed, partial(Drill, rate=factor(fed.schedule, fed.round, first), epochs=epochs))
         if state.tutors:  # the second term begins
             state = replace(state, model=state.means[0], tutors=())
-        due = {max(first + 1, int(DECIDED * fed.rounds)), fed.rounds}
-        if self.guard and fed.round in due and fed.unlabeled and not state.given_up:
-            state = self.guarded(state, fed)
-        if state.given_up:
-            return state
+        studied = first + 1 < fed.round and fed.unlabeled
+        if self.guard and studied and fed.round == fed.rounds and self.did_harm(state, fed):
+            fed.shipped = None  # so that the first tutor is shipped as it is, and not in a mean over rounds
+            return replace(state, model=state.means[0])
         return self.studied(state, fed, factor(fed.schedule, fed.round - first, fed.rounds - first))
 
     def taught(self, state: State, fed: Federation, drill: Callable[[Tree], Drill]) -> State:
@@ -146,17 +145,16 @@ class Tutor:
         model = corrected(fed, step.model, self.correct, partial(Drill, rate=rate, epochs=self.local.epochs))
         return replace(state, model=model, velocity=step.velocity)
 
-    def guarded(self, state: State, fed: Federation) -> State:
+    def did_harm(self, state: State, fed: Federation) -> bool:
         """Compare what is shipped with labels alone, as both were before this round."""
         exams, own = self.exams(fed, Models(fed.shipped or state.model, state.means[0]))
         found = gain(total(exams + own)) if exams + own else None
         if not found:
-            return state
-        sure = found.images >= ENOUGH and worse_without_any(exams, own)
-        give_up = sure and fed.round <= DECIDED * fed.rounds
+            return False
+        harm = worse_without_any(exams, own)
         fed.log(gain=found.value, gain_low=found.low, gain_high=found.high)
-        fed.log(gain_images=found.images, given_up=float(give_up))
-        return replace(state, model=state.means[0], given_up=True) if give_up else state
+        fed.log(gain_images=found.images, given_up=float(harm))
+        return harm
 
     def exams(self, fed: Federation, models: Models) -> tuple[list[Exam], list[Exam]]:
         """Return the exams of two models, at sites with labels and at the server."""
@@ -201,9 +199,10 @@ class Tutor:
         """Say whether unlabeled images helped, by the last exam in the lines of a run."""
         for line in [line for line in lines if "gain" in line][-1:]:
             value, low, high = (100 * line[name] for name in ("gain", "gain_low", "gain_high"))
-            verdict = "made it worse" if high < 0 else "helped" if low > 0 else "may or may not have helped"
+            sure = line["gain_images"] >= ENOUGH and not low <= 0 <= high
+            verdict = ("helped" if value > 0 else "made it worse") if sure else "may or may not have helped"
             yield (
                 f"Unlabeled images {verdict}: {value:+.1f} points of balanced accuracy against labels alone, on "
                 f"{line['gain_images']:,.0f} held-out or validation labels in round {line['round']} (95 % interval "
-                f"{low:+.1f} to {high:+.1f}).{' So the run ended with labels alone.' if line['given_up'] else ''}"
+                f"{low:+.1f} to {high:+.1f}).{' So labels alone are what is shipped.' if line['given_up'] else ''}"
             )

@@ -32,10 +32,10 @@ RUN = "a" * 32
 
 def test_the_norm_is_that_of_the_largest_model_and_the_hash_that_of_all():
     small, large = weights([3.0, 4.0]), weights([6.0, 8.0])  # of norms 5 and 10
-    found = received.received(Lesson, wire.pack(Lesson(small, (large, small))))
+    found = received.received(Lesson, wire.pack(Lesson(small, (large, small), 1.0)))
     assert found.norm == 10.0
-    assert found == received.received(Lesson, wire.pack(Lesson(dict(reversed(small.items())), (large, small))))
-    assert found.sha256 != received.received(Lesson, wire.pack(Lesson(small, (small, large)))).sha256
+    assert found == received.received(Lesson, wire.pack(Lesson(dict(reversed(small.items())), (large, small), 1.0)))
+    assert found.sha256 != received.received(Lesson, wire.pack(Lesson(small, (small, large), 1.0))).sha256
 
 
 @pytest.mark.parametrize(("value", "why"), [(float("nan"), "NaN or Inf"), (1e19, "numbers beyond 1e\\+18")])

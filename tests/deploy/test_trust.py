@@ -131,13 +131,15 @@ def test_a_member_is_named_by_its_name(tmp_path):
 
 EXAMINED = (
     *("method=tutor", "method.tutors=1", "method.views=0", "labels.clients=3", "labels.held_out=0.25"),
-    *("method.epochs_unlabeled=1", "evaluate.every=2", "rounds=2"),
+    *("method.epochs_unlabeled=1", "evaluate.every=2", "rounds=4"),
 )
 
 
 @pytest.mark.parametrize("lie", ["too many", "all it has"])
-def test_a_member_that_lies_in_exams_cannot_end_the_use_of_unlabeled_sites(lie, tmp_path):
+def test_a_member_that_lies_in_exams_cannot_end_the_use_of_unlabeled_sites(lie, tmp_path, monkeypatch):
     """Tutor gives unlabeled images up if labels alone are better beyond doubt, by what sites count."""
+    both = lambda model, images: torch.ones(len(images.y), dtype=torch.bool)  # noqa: E731 (models are equally good)
+    monkeypatch.setattr("fewlabel.methods.tutor.right", both)
     whole = experiment(*EXAMINED)
     data = split(whole, tmp_path / "sites")
 
@@ -152,15 +154,15 @@ def test_a_member_that_lies_in_exams_cannot_end_the_use_of_unlabeled_sites(lie, 
         return reply_with(reply, upload=wire.pack(Exam(images, nobody, images)))
 
     serve(local_grid(data, tmp_path / "state", meddle=exams), federate(whole, data, tmp_path / "run"))
-    found = read_rounds(tmp_path / "run")
-    assert found[0]["given_up"] == 0.0
+    last = read_rounds(tmp_path / "run")[-1]  # which has the exam
+    assert last["given_up"] == 0.0
     if lie == "too many":  # it is left out, by name, and the others' counts say that nothing is gained or lost
-        assert abs(found[0]["gain"]) < 1e-9
-        named = found[0]["suspects"][0]
+        assert abs(last["gain"]) < 1e-9
+        named = last["suspects"][0]
         assert (named["client"], named["task"], named["did"]) == (1, "sit_exam", "left out")
         assert "labels that it holds out" in named["why"]
     else:  # what it has counts
-        assert found[0]["gain_high"] < 0
+        assert last["gain_high"] < 0
 
 
 def test_a_member_that_claims_millions_of_labels_costs_the_server_no_memory():

@@ -35,16 +35,18 @@ def test_exams_of_sites_add_up():
 
 
 def test_a_gain_is_the_mean_over_classes_and_its_error_that_of_pairs():
-    # Class 0: (6 - 1) / 10 with variance (6.5 + 1.5 - 25/12) / 144. Class 2: (1 - 2) / 4 with (1.5 + 2.5 - 1/6) / 36.
-    found = gain(counts([10, 0, 4], [6, 0, 1], [1, 0, 2]))
-    error = math.sqrt((8 - 25 / 12) / 144 + (4 - 1 / 6) / 36) / 2
-    assert found.value == pytest.approx((0.5 - 0.25) / 2)
-    assert (found.low, found.high) == pytest.approx((0.125 - 1.96 * error, 0.125 + 1.96 * error))
-    assert found.images == 14
+    # Class 0: (6 - 1) / 10 with variance (6.5 + 1.5 - 25/12) / 144. Class 2: (1 - 2) / 8 with (1.5 + 2.5 - 1/10) / 100.
+    # Class 1 has too few images to count.
+    found = gain(counts([10, 4, 8], [6, 4, 1], [1, 0, 2]))
+    error = math.sqrt((8 - 25 / 12) / 144 + (4 - 1 / 10) / 100) / 2
+    assert found.value == pytest.approx((0.5 - 0.125) / 2)
+    assert (found.low, found.high) == pytest.approx((0.1875 - 1.96 * error, 0.1875 + 1.96 * error))
+    assert found.images == 18
 
 
 def test_without_held_out_labels_there_is_no_gain():
     assert gain(nothing(3)) is None
+    assert gain(counts([4, 4], [0, 0], [4, 4])) is None
 
 
 def test_a_model_is_right_where_its_most_likely_class_is_the_label():
@@ -54,8 +56,8 @@ def test_a_model_is_right_where_its_most_likely_class_is_the_label():
 
 
 def test_three_images_on_which_models_differ_are_no_proof():
-    found = gain(counts([1] * 10, [1] + [0] * 9, [0] + [1] * 2 + [0] * 7))
-    assert found.value == pytest.approx(-0.1)
+    found = gain(counts([5] * 10, [1] + [0] * 9, [0] + [1] * 2 + [0] * 7))
+    assert found.value == pytest.approx(-0.02)
     assert found.low < 0 < found.high
 
 
@@ -104,5 +106,7 @@ def test_a_site_that_is_alone_decides_and_so_does_the_server():
     assert worse_without_any([], [WORSE])
     assert worse_without_any([nothing(1)], [WORSE])
     assert not worse_without_any([WORSE], [BETTER])  # without the site, the server's images speak against it
+    assert not worse_without_any([WORSE], [counts([5], [0], [5])])  # without the site, too few are left
+    assert not worse_without_any([counts([29], [0], [29])], [])
     assert not worse_without_any([], [])
     assert not worse_without_any([nothing(1)], [nothing(1)])

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tests.methods.test_semifl import Served, sigmoid
 PLAIN = Tutor(tutors=1, first_term=0.5, views=0, prior_steps=0, epochs_unlabeled=1, server_momentum=0, local=STEP)
 OTHER = Model(weights([0.0, 0.0], [0.0, math.log(9)]))  # says (1/10, 9/10) of any image
 SURE = Model(weights([0.0, 0.0], [0.0, math.log(99)]))  # says (1/100, 99/100) of any image
-ROUNDS, BEGINS, DECIDES = 100, 51, 75  # rounds, the first of the second term, and that of the exam that decides
+ROUNDS, BEGINS = 100, 51  # rounds, and the first of the second term
 
 
 def steps(number: int) -> float:
@@ -219,44 +220,56 @@ def test_tutor_whoever_is_missing_the_others_go_on(silent, end):
 
 
 def test_tutor_compares_what_is_shipped_with_the_first_tutor():
-    # What is shipped gets the one held-out label right, and the first tutor does not.
-    sites = site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), (1, 0))
-    for number in (DECIDES, ROUNDS):
-        fed = serving(*sites, round=number)
-        PLAIN.round(second_term(OTHER), fed)
-        assert fed.logged["gain"] == approx(1)
-        assert fed.asked[0] == 1  # the exam is before anybody trains
-    for how, number in ((PLAIN, DECIDES + 1), (replace(PLAIN, guard=False), DECIDES)):
+    # What is shipped gets the five held-out labels right, and the first tutor does not.
+    sites = site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), *[(1, 0)] * 5)
+    fed = serving(*sites, round=ROUNDS)
+    PLAIN.round(second_term(OTHER), fed)
+    assert fed.logged["gain"] == approx(1)
+    assert fed.asked == [1, 0, 1]  # the exam is before anybody trains
+    for how, number in ((PLAIN, ROUNDS - 1), (replace(PLAIN, guard=False), ROUNDS)):
         fed = serving(*sites, round=number)
         how.round(second_term(OTHER), fed)
         assert fed.asked == [0, 1]
         assert not fed.logged
 
 
+def test_tutor_has_no_exam_before_anybody_studied():
+    # Of two rounds the first is the first term.
+    fed = serving(site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), *[(1, 0)] * 5), round=2)
+    fed.rounds = 2
+    PLAIN.round(second_term(OTHER), fed)
+    assert fed.asked == [0, 1]
+
+
 def test_tutor_says_nothing_if_nobody_holds_labels_out():
-    fed = serving(site(0, unlabeled=[1, 1]), site(1, [(1, 0)]), round=DECIDES)
-    assert not PLAIN.round(second_term(), fed).given_up
+    fed = serving(site(0, unlabeled=[1, 1]), site(1, [(1, 0)]), round=ROUNDS)
+    PLAIN.round(second_term(), fed)
     assert not fed.logged
 
 
-def test_tutor_gives_up_if_labels_alone_are_better_beyond_doubt():
+def test_tutor_ships_the_first_tutor_if_labels_alone_are_better_beyond_doubt():
     # On 40 held-out labels 0, of which what is shipped gets none right and labels alone all: -100 points. The variance
     # is (0.5 + 40.5 - 40^2 / 42) / 42^2.
     sites = site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), *[(1, 0)] * 40)
     state = second_term(OTHER, START)
-    fed = serving(*sites, round=DECIDES, shipped=OTHER)
+    fed = serving(*sites, round=ROUNDS, shipped=OTHER)
     after = PLAIN.round(state, fed)
-    assert after.given_up
+    assert fed.asked == [1]  # nobody trains
     assert moved(Model(after.model)) == 0.0
+    assert fed.shipped is None  # no mean with what was shipped before
     high = -1 + 1.96 * math.sqrt((41 - 1600 / 42) / 42**2)
     assert (fed.logged["gain"], fed.logged["gain_high"], fed.logged["given_up"]) == approx((-1, high, 1))
-    for number in (DECIDES + 1, ROUNDS):  # from then on nobody trains
-        later = serving(*sites, round=number)
-        assert PLAIN.round(after, later) == after
-        assert later.asked == []
-    assert not PLAIN.round(state, serving(*sites, round=ROUNDS, shipped=OTHER)).given_up  # it is too late to forget
     few = site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), *[(1, 0)] * 20)
-    assert not PLAIN.round(state, serving(*few, round=DECIDES, shipped=OTHER)).given_up  # too few to tell
+    fed = serving(*few, round=ROUNDS, shipped=OTHER)
+    PLAIN.round(state, fed)
+    assert (fed.logged["gain"], fed.logged["given_up"]) == approx((-1, 0))  # too few to tell
+    assert fed.shipped is not None
+
+
+def test_tutor_warns_where_tutors_share_statistics():
+    assert list(PLAIN.cautions(SimpleNamespace(model=SimpleNamespace(buffers="global")))) == []
+    [caution] = PLAIN.cautions(SimpleNamespace(model=SimpleNamespace(buffers="local")))
+    assert 'use model.buffers = "global"' in caution
 
 
 def test_tutor_refuses_more_images_than_a_site_has():
@@ -281,7 +294,7 @@ def test_tutor_exams_are_on_held_out_labels_or_the_servers_validation():
     [
         (0.004, 0.058, 0, "Unlabeled images helped: +3.1 points"),
         (-0.01, 0.07, 0, "Unlabeled images may or may not have helped: +3.1 points"),
-        (-0.09, -0.01, 1, "So the run ended with labels alone."),
+        (-0.09, -0.01, 1, "So labels alone are what is shipped."),
     ],
 )
 def test_tutor_tells_whether_unlabeled_images_helped(low, high, given_up, words):
@@ -289,4 +302,6 @@ def test_tutor_tells_whether_unlabeled_images_helped(low, high, given_up, words)
     [sentence] = PLAIN.conclusions([{"round": 1, "gain": 0.0}, line, {"round": 31}])
     assert words in sentence
     assert "on 512 held-out or validation labels in round 30" in sentence
+    [sentence] = PLAIN.conclusions([{**line, "gain_images": 29.0}])
+    assert "may or may not have helped" in sentence  # too few to tell
     assert list(PLAIN.conclusions([{"round": 1}])) == []
