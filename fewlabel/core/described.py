@@ -47,7 +47,7 @@ def all_warmup(method: Any, experiment: Any) -> Iterator[str]:
 def short_warmup(experiment: Any) -> Iterator[str]:
     """Warn if a run is so short that the recipe's warm-up is no round at all."""
     share, rounds, method = experiment.recipe.warmup, experiment.rounds, experiment.method
-    own = own_warmup(method) or getattr(method, "first_term", 0) > 0  # tutors learn from labels first
+    own = own_warmup(method) or getattr(method, "warms_up", False)
     if experiment.warmup_rounds or not share or own or not needs_unlabeled(method):
         return
     enough = next(number for number in count(rounds) if round(share * number))

@@ -287,6 +287,7 @@ class Method(Protocol[S]):
     leaves: ClassVar[str]  # what leaves a site and what it can reveal; people at a site read it before they consent
     needs_each_model: ClassVar[bool]  # whether the server must see each client's model, because sums are not enough
     per_image: ClassVar[bool]  # whether its loss is a mean over single images, and it sends weights alone
+    warms_up: ClassVar[bool]  # whether it begins with labels alone by itself, in a run of any length
     plots: ClassVar[tuple[Plot, ...]]  # plots of logged values, for the report
 
     def cautions(self, experiment: Any) -> Iterable[str]:

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fewlabel.core import tree
 from fewlabel.core.metrics import count
 from fewlabel.core.tree import Tree
 from fewlabel.networks import build
+from fewlabel.networks.parts import Network
 
 SIZE, CLASSES, BLOCKS = 32, 10, 25
 SHIFT, SPAN = 3.0, 6.0  # make normalised brightness positive; no block is brighter than the span
@@ -43,8 +44,8 @@ def exact(scores: Tensor, y: Tensor) -> Exact:
     return Exact(count(scores, y).confusion, torch.stack([column.bincount(minlength=EDGES) for column in bins.T]))
 
 
-def crafted(direction: Tensor, threshold: float, block: int | None) -> Tree:
-    """Return weights whose score of class 0 is high for images beyond the threshold; or, of these, shows a block."""
+def blocks_alone() -> tuple[Network, nn.Linear, nn.Linear]:
+    """Return a network whose convolutions show how bright blocks are, and whose other weights are 0, and two layers."""
     network = build("simple-cnn", 1, CLASSES, SIZE)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -53,6 +54,13 @@ def crafted(direction: Tensor, threshold: float, block: int | None) -> Tree:
         first.weight[0] = 1 / 25
         first.bias[0] = SHIFT
         second.weight[0, 0, 2, 2] = 1.0
+    return network, wide, narrow
+
+
+def crafted(direction: Tensor, threshold: float, block: int | None) -> Tree:
+    """Return weights whose score of class 0 is high for images beyond the threshold; or, of these, shows a block."""
+    network, wide, narrow = blocks_alone()
+    with torch.no_grad():
         # Hidden units: a gate in two halves, whose difference is 0 or 1, and the block.
         wide.weight[0, :BLOCKS] = wide.weight[1, :BLOCKS] = STEEP * direction
         wide.bias[0] = -STEEP * threshold

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from fewlabel.core import tree
 from fewlabel.core.tree import Tree
-from fewlabel.networks import build
-from tests.deploy.evaluation_attack import BLOCKS, CLASSES, SHIFT, SIZE
+from tests.deploy.evaluation_attack import BLOCKS, CLASSES, blocks_alone
 
 UNITS = 120
 
@@ -32,14 +31,8 @@ def trap(direction: Tensor, similar: Tensor) -> Trap:
     """Craft weights. `similar` are the blocks of images of the same kind, [N, 25]."""
     shares = torch.linspace(0, 1, UNITS + 2)[1:-1]
     thresholds = torch.quantile(similar @ direction, shares)
-    network = build("simple-cnn", 1, CLASSES, SIZE)
+    network, wide, narrow = blocks_alone()
     with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.zero_()
-        first, second, wide, narrow = (network.backbone[n] for n in (0, 3, 7, 9))
-        first.weight[0] = 1 / 25
-        first.bias[0] = SHIFT
-        second.weight[0, 0, 2, 2] = 1.0
         wide.weight[:, :BLOCKS] = direction
         wide.bias[:] = -thresholds
         narrow.weight[0] = 1 / UNITS
