@@ -1,6 +1,8 @@
 """Evidence on which of two models is better, from counts over labels that nobody trained on."""
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,3 +110,16 @@ def worse_without_any(exams: list[Exam], own: list[Exam]) -> bool:
     left = [some] if alone else [some, *(some[:n] + some[n + 1 :] for n in range(len(some)))]
     found = [gain(total(part + own)) for part in left if part + own]
     return bool(found) and all(one is not None and one.images >= ENOUGH and one.high < 0 for one in found)
+
+
+def told(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Say whether unlabeled images helped, by the last exam in the lines of a run."""
+    for line in [line for line in lines if "gain" in line][-1:]:
+        value, low, high = (100 * line[name] for name in ("gain", "gain_low", "gain_high"))
+        sure = line["gain_images"] >= ENOUGH and not low <= 0 <= high
+        verdict = ("helped" if value > 0 else "made it worse") if sure else "may or may not have helped"
+        yield (
+            f"Unlabeled images {verdict}: {value:+.1f} points of balanced accuracy against labels alone, on "
+            f"{line['gain_images']:,.0f} held-out or validation labels in round {line['round']} (95 % interval "
+            f"{low:+.1f} to {high:+.1f}).{' So labels alone are what is shipped.' if line['given_up'] else ''}"
+        )

@@ -4,13 +4,14 @@ A run has two terms. In the first, the tutors learn: a few models that sites wit
 itself. They begin with other weights, so each makes other mistakes. By the end of the term each has had as many passes
 over labels as labels alone have in a whole run, and its learning rate has fallen to nothing, because a tutor that is
 still learning fast labels badly. What counts is the average of each over rounds. In the second term the tutors stay as
-they are. In a round, each site without labels shows its images to all tutors and takes what they say together: the mean
-of their log-probabilities, which is better than any one tutor's. The tutors were trained as if classes were equally
-frequent (`train.balance`), but at a site they are not. So the site estimates its own class shares from these
-predictions, and weighs the predictions by them (`learn.priors.adapted`, EM). The most likely class becomes the label of
-an image. The site trains the last round's model, which began as the first tutor, and the server averages the sites'
-models, with momentum. Then sites with labels train the average on true labels (`learn.alternate.corrected`). No tutor
-ever learns from a label that was guessed, so mistakes cannot feed themselves.
+they are. A site without labels gets them once. It shows its images to all tutors in several views and takes what they
+say together: the mean of their log-probabilities, which is better than any one tutor's. The tutors were trained as if
+classes were equally frequent (`train.balance`), but at a site they are not. So the site estimates its own class shares
+from these predictions, and weighs the predictions by them (`learn.priors.adapted`, EM). The most likely class becomes
+the label of an image, and the site keeps it. In each round, the site trains the last round's model, which began as the
+first tutor, on these labels, and the server averages the sites' models, with momentum. Then sites with labels train the
+average on true labels (`learn.alternate.corrected`). No tutor ever learns from a label that was guessed, so mistakes
+cannot feed themselves.
 
 Where labels are held out (`labels.held_out`, or a validation set at the server), the method can tell whether unlabeled
 images help, because the first tutor is what labels alone gave. In the last round it and the shipped model sit an exam
@@ -26,17 +27,19 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fewlabel.core import tree
 from fewlabel.core.described import SUMS_DO
 from fewlabel.core.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Model, Site, Weights, broadcast
+from fewlabel.core.images import Unlabeled
 from fewlabel.core.schedule import during, factor
 from fewlabel.core.schema import Count, Natural, Share
 from fewlabel.core.tasks import Asked, on_client, on_server
 from fewlabel.core.tree import Tree
 from fewlabel.learn.alternate import State as Alternate
 from fewlabel.learn.alternate import averaged, corrected, fine_tuned
-from fewlabel.learn.evidence import ENOUGH, Exam, bounded, exam, gain, nothing, right, total, worse_without_any
+from fewlabel.learn.evidence import Exam, bounded, exam, gain, nothing, right, told, total, worse_without_any
 from fewlabel.learn.loop import fit
 from fewlabel.learn.losses import supervised
 from fewlabel.learn.optim import Local, optimizer
@@ -52,6 +55,7 @@ class State:
     velocity: Tree  # what the study phase changed in the last round, momentum included
     tutors: tuple[Tree, ...]  # while they learn
     means: tuple[Tree, ...]  # of the tutors over the rounds of the first term
+    informed: tuple[int, ...] = ()  # sites that keep the tutors' labels
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,14 @@ class Drill:
 @dataclass(frozen=True)
 class Lesson:
     model: Weights
-    tutors: tuple[Tree, ...]
+    tutors: tuple[Tree, ...]  # none, if the site keeps their labels
     rate: float
+
+
+@dataclass(frozen=True)
+class Kept:
+    label: Tensor  # of each image
+    brightness: Tensor  # of each image, by which a site notices that its images have changed
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,7 @@ class Tutor:
 
     tutors: Count = 4  # models that learn from labels alone and label together
     first_term: Share = 0.5  # share of the rounds in which tutors learn and nobody studies
-    views: Natural = 1  # weak views of an image, beside the plain one, that tutors label it by
+    views: Natural = 7  # weak views of an image, beside the plain one, that tutors label it by
     prior_steps: Natural = 2  # steps of EM that estimate how frequent classes are at a site; 0 takes them as equal
     epochs_unlabeled: Count = 3  # passes over unlabeled images in a round
     server_momentum: Share = 0.5  # of the server, over rounds, in what sites without labels change
@@ -137,14 +147,18 @@ class Tutor:
         return replace(state, model=tutors[0], tutors=tutors, means=means)
 
     def studied(self, state: State, fed: Federation, rate: float) -> State:
-        """Let tutors label the images of unlabeled sites, these sites train, and labels have the last word."""
-        jobs = broadcast(fed.sample(among=fed.unlabeled, name="unlabeled"), Lesson(state.model, state.means, rate))
+        """Let unlabeled sites train on what the tutors say about their images, and let labels have the last word."""
+        chosen = fed.sample(among=fed.unlabeled, name="unlabeled")
+        new, known = Lesson(state.model, state.means, rate), Lesson(state.model, (), rate)
+        jobs = [(one, known if one.id in state.informed else new) for one, _ in broadcast(chosen, None)]
         found = fed.mean(self.learn, jobs, state.model, weight=lambda reply: reply.upload.images)
         step = Alternate(state.model, state.velocity)
         if found.replies:
             step = averaged(step, found.model, self.server_momentum)
         model = corrected(fed, step.model, self.correct, partial(Drill, rate=rate, epochs=self.local.epochs))
-        return replace(state, model=model, velocity=step.velocity)
+        # A site that did not answer may have no labels, or other images: it gets the tutors again.
+        informed = {*state.informed} - {one.id for one in chosen} | {reply.client.id for reply in found.replies}
+        return replace(state, model=model, velocity=step.velocity, informed=tuple(sorted(informed)))
 
     def did_harm(self, state: State, fed: Federation) -> bool:
         """Compare what is shipped with labels alone, as both were before this round."""
@@ -164,14 +178,16 @@ class Tutor:
         return exams, [*fed.map(self.sit_exam, [models])] if there else []
 
     @on_client
-    def learn(self, site: Site[None], msg: Lesson) -> Update | None:
-        """Let the tutors label the site's images, and train on them."""
+    def learn(self, site: Site[Kept], msg: Lesson) -> Update | None:
+        """Train on the tutors' labels of the site's images. Without tutors, these are the labels that it keeps."""
         if not site.unlabeled:
             return None
-        views = ("plain", *["weak"] * self.views)
-        seen = [predict(site.load(tutor), site.unlabeled, view) for tutor in msg.tutors for view in views]
-        together = torch.stack(seen).clamp_min(LEAST).log().mean(0).softmax(1)
-        label = adapted(together, self.prior_steps)[0].argmax(1)
+        brightness = torch.cat([x.flatten(1).mean(1) for x, _ in site.unlabeled.batches(("plain",), shuffle=False)])
+        if msg.tutors:
+            site.state = Kept(self.labels(site, site.unlabeled, msg.tutors), brightness)
+        elif site.state is None or not torch.equal(site.state.brightness, brightness):
+            return None
+        label = site.state.label
         everything = torch.arange(len(label), device=label.device)
         site.audit(everything, label)
         images, model, local = site.unlabeled.with_labels(everything, label), site.load(msg.model), self.local
@@ -181,15 +197,22 @@ class Tutor:
         site.score(model)
         return Update(site.weights(), len(label))
 
+    def labels(self, site: Site[Kept], images: Unlabeled, tutors: tuple[Tree, ...]) -> Tensor:
+        """Return what the tutors say together about each image, adapted to the classes of the site."""
+        views = ("plain", *["weak"] * self.views)
+        seen = [predict(site.load(tutor), images, view) for tutor in tutors for view in views]
+        together = torch.stack(seen).clamp_min(LEAST).log().mean(0).softmax(1)
+        return adapted(together, self.prior_steps)[0].argmax(1)
+
     @on_client
     @on_server
-    def correct(self, site: Site[None], msg: Drill) -> Model | None:
+    def correct(self, site: Site[Kept], msg: Drill) -> Model | None:
         with during(msg.rate):
             return fine_tuned(site, Model(msg.model), replace(self.local, epochs=msg.epochs))
 
     @on_client
     @on_server
-    def sit_exam(self, site: Site[None], msg: Models) -> Exam:
+    def sit_exam(self, site: Site[Kept], msg: Models) -> Exam:
         images = site.held_out or site.validation
         if not images:
             return nothing(site.num_classes)
@@ -197,13 +220,4 @@ class Tutor:
         return exam(first, second, images.y, site.num_classes)
 
     def conclusions(self, lines: Iterable[Mapping[str, Any]]) -> Iterable[str]:
-        """Say whether unlabeled images helped, by the last exam in the lines of a run."""
-        for line in [line for line in lines if "gain" in line][-1:]:
-            value, low, high = (100 * line[name] for name in ("gain", "gain_low", "gain_high"))
-            sure = line["gain_images"] >= ENOUGH and not low <= 0 <= high
-            verdict = ("helped" if value > 0 else "made it worse") if sure else "may or may not have helped"
-            yield (
-                f"Unlabeled images {verdict}: {value:+.1f} points of balanced accuracy against labels alone, on "
-                f"{line['gain_images']:,.0f} held-out or validation labels in round {line['round']} (95 % interval "
-                f"{low:+.1f} to {high:+.1f}).{' So labels alone are what is shipped.' if line['given_up'] else ''}"
-            )
+        return told(lines)

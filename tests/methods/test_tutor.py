@@ -36,6 +36,9 @@ def lesson(model: Model = START, *tutors: Model, rate: float = 1.0) -> Lesson:
     return Lesson(model.model, tuple(tutor.model for tutor in tutors or (model,)), rate)
 
 
+KNOWN = Lesson(START.model, (), 1.0)  # for a site that keeps the tutors' labels
+
+
 def first_term(*tutors: Model) -> State:
     trees = tuple(tutor.model for tutor in tutors or (START,))
     return State(trees[0], tree.sub(trees[0], trees[0]), trees, trees)
@@ -105,6 +108,25 @@ def test_tutors_label_by_the_sites_own_classes():
     replace(PLAIN, prior_steps=1).learn(one, lesson(slope))
     PLAIN.learn(one, lesson(slope))
     assert [label[-1].item() for _, label, _ in one.audited] == [0, 1]
+
+
+def test_a_site_keeps_the_tutors_labels():
+    # The tutor says 1 of all images. Afterwards the site trains on that without tutors, and asks no network.
+    one = site(0, unlabeled=[1, 1, 1])
+    PLAIN.learn(one, lesson(START, OTHER))
+    seen = passes(one)
+    assert moved(PLAIN.learn(one, KNOWN)) == approx(-3 / 4)
+    assert seen == [(True, 3)]
+
+
+def test_a_site_with_other_images_than_it_labeled_asks_for_tutors_by_its_silence():
+    assert PLAIN.learn(site(0, unlabeled=[1, 1, 1]), KNOWN) is None  # it has no labels
+    for others in ([1, 1, 2], [1, 1], [2, 1, 1]):
+        one, changed = site(0, unlabeled=[1, 1, 1]), site(0, unlabeled=others)
+        PLAIN.learn(one, lesson())
+        changed.state = one.state
+        assert PLAIN.learn(changed, KNOWN) is None
+        assert PLAIN.learn(changed, lesson()).images == len(others)
 
 
 def test_tutor_skips_a_site_without_unlabeled_images():
@@ -190,6 +212,23 @@ def test_labels_have_the_last_word_and_tutors_stay_as_they_are():
     assert moved(Model(after.model)) == approx(-3 / 4 + 1 - sigmoid(math.log(3) - 4 * 3 / 4))
     assert after.means == before.means
     assert fed.asked == [1, 0, 2]  # study, and correct
+
+
+def test_tutors_are_sent_once_to_a_site_and_again_if_it_does_not_answer():
+    sites = [site(0, unlabeled=[1, 1]), site(1, unlabeled=[1] * 3)]
+
+    def play(state: State, *silent: int) -> tuple[State, list[int]]:
+        fed = serving(*sites, silent=list(silent))
+        state = PLAIN.round(state, fed)
+        return state, [len(message.tutors) for _, message in fed.sent]
+
+    state, sent = play(second_term(START, START, OTHER), 0)
+    assert (state.informed, sent) == ((1,), [2, 2])  # the larger site comes first
+    state, sent = play(state)
+    assert (state.informed, sent) == ((0, 1), [0, 2])
+    state, sent = play(state, 1)
+    assert (state.informed, sent) == ((0,), [0, 0])
+    assert play(state)[1] == [2, 0]
 
 
 def test_tutor_counts_sites_by_their_images():
