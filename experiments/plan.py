@@ -17,7 +17,8 @@ from fewlabel.report.runs import FLOOR
 
 TABLES = Path(__file__).parent / "results"
 MAIN = ("a-blood", "b-fashion", "c-ham", "d-pneumonia")
-EVERY = (*MAIN, "h-printed", "g-parts", "i-labels", "e-sites", "f-gamma", "j-places")
+BOX = "o-box"
+EVERY = (BOX, *MAIN, "h-printed", "g-parts", "i-labels", "e-sites", "f-gamma", "j-places")
 SEEDS = (0, 1, 2)
 TUNED_ON = 100  # the seed of all tuning, which no table has
 OWN_KEYS = ("family", "tune", "tuned", "own", "ceiling", "only", "fewer", "as_printed")  # which are no settings
@@ -97,6 +98,8 @@ def families(own: bool = False) -> dict[str, list[str]]:
 def given(table: str, row: str, cell: str = "") -> dict[str, Any]:
     """The experiment of a row, as a table for `read`."""
     about = content(table)
+    if of := about.get("cells", {}).get(cell, {}).get("of"):
+        return given(of, row)
     parts = [about["experiment"], rows()[row], about.get("rows", {}).get(row, {}), about.get("cells", {}).get(cell, {})]
     if parts[-1].get("as_printed"):  # nothing of ours but the rounds
         parts[1:3] = [{}]
@@ -230,13 +233,14 @@ def trials(
     table: str, tunings: Mapping[str, Tuning], lines: Iterable[Line], wanted: Callable[[str], bool]
 ) -> Iterator[Trial]:
     """The runs of the wanted rows of a table that tuning allows by now."""
-    about, tuning = content(table), tunings[content(table)["tuned"]]
+    about, tuning = content(table), tunings.get(content(table)["tuned"])
     own_versions = about.get("versions", False)
     for cell, said in about.get("cells", {"": {}}).items():
-        for name in names(table, said, lines, {key[2] for key in tuning.failed if key[0] == about["tuned"]}):
+        lost = {key[2] for key in tuning.failed if key[0] == about["tuned"]} if tuning else set()
+        for name in names(table, said, lines, lost):
             if not wanted(name):
                 continue
-            found = (name, ()) if said.get("as_printed") else tuning.chosen(name, own_versions)
+            found = (name, ()) if said.get("as_printed") or not tuning else tuning.chosen(name, own_versions)
             if found is None:
                 continue
             version, settings = (name, found[1]) if "tuned" in rows()[name] else found
@@ -248,8 +252,8 @@ def trials(
 
 def names(table: str, cell: Mapping[str, Any], lines: Iterable[Line], lost: Collection[str]) -> list[str]:
     """The rows of a cell: those that the table names, its best, or one for each method and the ceilings."""
-    about = content(table)
-    if only := cell.get("only", about.get("only")):
+    about = {**content(table), **cell}
+    if only := about.get("only"):
         return list(only)
     usual = [name for name in rows() if family(name) == name]
     if "best" in about:
@@ -292,23 +296,26 @@ def plan(
     failed = set(failed)
     lost = failed | {(table, "", row, "", "") for table in MAIN for row in without}
     tunings = {name: Tuning(name, lines, lost, without) for name in MAIN if content(name)["tuned"] == name}
-    tuned = dict.fromkeys(content(name)["tuned"] for name in tables)
+    tuned = [name for name in dict.fromkeys(content(name)["tuned"] for name in tables) if name in tunings]
 
     def row_of(kind: str) -> Callable[[str], bool]:
         return lambda name: kind == next((key for key in ("own", "ceiling") if rows()[name].get(key)), "")
 
     def every() -> Iterator[Trial]:
+        for name in (name for name in tables if name == BOX):
+            for kind in ("", "own", "ceiling"):
+                yield from trials(name, tunings, lines, row_of(kind))
         for name in tuned:
             for own in (False, True):
                 yield from tunings[name].todo(own)
-        main, rest = ([name for name in tables if (name in MAIN) == first] for first in (True, False))
+        main = [name for name in tables if name in MAIN]
         for kind in ("", "own", "ceiling"):
             for name in main:
                 yield from trials(name, tunings, lines, row_of(kind))
             if kind == "own":
                 for name in tuned:
                     yield from (trial for own in (False, True) for trial in tunings[name].twice(own))
-        for name in rest:
+        for name in (name for name in tables if name not in (BOX, *MAIN)):
             for kind in ("", "own", "ceiling"):
                 yield from trials(name, tunings, lines, row_of(kind))
 

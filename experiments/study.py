@@ -53,7 +53,7 @@ def known_lines(tables: Sequence[str] = EVERY) -> list[Line]:
 def changes_for(trial: Trial, changes: Sequence[str]) -> list[str]:
     """The changes that are for a trial's table: `a.data.path=…` is for (a) and those that build on it."""
     table = next((name for name in EVERY if trial.table in (name, f"tuning-{name[0]}")), trial.table)
-    base = content(table).get("of", table)
+    base = content(table).get("cells", {}).get(trial.cell, {}).get("of") or content(table).get("of", table)
     letters = {name[0] for name in EVERY}
     split = [
         (change.partition(".") if change[1:2] == "." and change[0] in letters else ("", "", change))
