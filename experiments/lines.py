@@ -68,6 +68,7 @@ def add_curves(table: str, cell: str, row: str, seed: str, curves: Any) -> None:
     with alone():
         found = read_curves(table)
         found.setdefault(cell, {}).setdefault(row, {})[seed] = curves
+        (DOCS / "results").mkdir(parents=True, exist_ok=True)
         write(DOCS / "results" / f"{table}.json", json.dumps(found, separators=(",", ":")).encode() + b"\n")
 
 

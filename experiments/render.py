@@ -7,9 +7,10 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments import lines as stored
-from experiments.plan import EVERY, MAIN, SCORE, SEEDS, TABLES, Tuning, content, rows
+from experiments.plan import BOX, EVERY, MAIN, SCORE, SEEDS, TABLES, Tuning, content, rows
 from fewlabel.papers.tables import read_table
 from fewlabel.report import intervals
 from fewlabel.report.groups import NARROW
@@ -44,7 +45,8 @@ def render() -> None:
 def section(name: str) -> str:
     """What stands between the marks of this name."""
     sections: dict[str, Callable[[], str]] = {
-        "overall": overall,
+        "overall": lambda: overall({NAMES[table]: cells(table).get("", {}) for table in MAIN}),
+        "overall-o": lambda: overall({NAMES[table]: rows_here for table, rows_here in box().items()}),
         "rounds": rounds_enough,
         "h-printed": printed,
         "g-parts": parts,
@@ -52,6 +54,7 @@ def section(name: str) -> str:
         **{f"numbers-{method}": lambda method=method: numbers(method) for method in rows()},
         **{f"tuning-{table[0]}": lambda table=table: tuning(table) for table in MAIN},
         **{table: lambda table=table: main_table(table) for table in MAIN},
+        **{f"o-{cell}": lambda cell=cell: main_table(BOX, cell) for cell in content(BOX)["cells"]},
     }
     return sections[name]() if name in sections else by_cell(name)
 
@@ -131,16 +134,24 @@ def closed(rows: Rows, row: str) -> str:
 
 
 def wanted_rows(table: str) -> list[str]:
-    left_out = content(table).get("leave_out", ())
-    return [name for name, row in rows().items() if "family" not in row and name not in left_out]
+    left_out, only = content(table).get("leave_out", ()), content(table).get("only", rows())
+    return [name for name in only if "family" not in rows()[name] and name not in left_out]
+
+
+def box() -> dict[str, Rows]:
+    """The lines by the recipe's settings, by the main table of the same data."""
+    found = cells(BOX)
+    return {said["of"]: found.get(cell, {}) for cell, said in content(BOX)["cells"].items()}
 
 
 # Main tables.
 
 
-def main_table(table: str) -> str:
+def main_table(table: str, cell: str = "") -> str:
     """One main table: scores and costs, what they say, recall and AUC of each class, and a plot."""
-    found = cells(table).get("", {})
+    found, title = cells(table).get(cell, {}), content(table)["title"]
+    if cell:
+        title = f"{content(content(table)['cells'][cell]['of'])['title'].split(' ', 1)[1]}: nothing tuned"
     if not found:
         return NOT_YET
     body = []
@@ -176,13 +187,13 @@ def main_table(table: str) -> str:
     )
     columns += ("accuracy", "macro-F1", "AUC", "pseudo-labels right, first → last, %", "coverage, %", "rounds")
     columns += ("images, thousands (labeled + not)", "MB up", "MB down", "seconds")
-    whole = Table(content(table)["title"], columns, tuple(body))
+    whole = Table(title, columns, tuple(body))
     inside = [per_class(found, what) for what in PER_CLASS]
     folded = "\n".join(["<details><summary>Recall and AUC of each class</summary>\n", *inside, "</details>\n"])
     parts = [whole.markdown(), verdict(found), folded]
-    picture = f"results/{table}.png"
-    if plot(table, found, DOCS / picture):
-        parts.append(f"![{content(table)['title']}: balanced accuracy on test by round]({picture})\n")
+    picture = f"results/{table}{cell and '-'}{cell}.png"
+    if plot(stored.read_curves(table).get(cell, {}), found, DOCS / picture):
+        parts.append(f"![{title}: balanced accuracy on test by round]({picture})\n")
     return "\n".join(parts)
 
 
@@ -242,9 +253,8 @@ def per_class(rows_here: Rows, what: str) -> str:
     return Table(PER_CLASS[what], ("row", *(f"class {n}" for n in range(wide - 1))), tuple(body)).markdown()
 
 
-def plot(table: str, rows_here: Rows, path: Path) -> bool:
+def plot(curves: Mapping[str, Any], rows_here: Rows, path: Path) -> bool:
     """Draw bounds, our own and the best other methods by round. Return False if there are no curves."""
-    curves = stored.read_curves(table).get("", {})
     others = [row for row in rows_here if row in curves and row not in (FLOOR, CEILING)]
     own = [row for row in others if rows().get(row, {}).get("own")]
     others = [row for row in others if row not in own and not rows().get(row, {}).get("ceiling")]
@@ -262,10 +272,9 @@ def plot(table: str, rows_here: Rows, path: Path) -> bool:
     return bool(drawn)
 
 
-def overall() -> str:
-    """What becomes of each row in all main tables."""
-    found = {table: cells(table).get("", {}) for table in MAIN}
-    there = {table: rows_here for table, rows_here in found.items() if FLOOR in rows_here}
+def overall(found: Mapping[str, Rows]) -> str:
+    """What becomes of each row on all data sets."""
+    there = {name: rows_here for name, rows_here in found.items() if FLOOR in rows_here}
     if not there:
         return NOT_YET
     names = [
@@ -286,9 +295,9 @@ def overall() -> str:
         body.append((row, *cells_here, f"{typical[row]:+.1f}", *counts))
     body.sort(key=lambda line: -typical[line[0]])
     floors = ", ".join(
-        f"{NAMES[table]} {shown(rows_here[FLOOR], 'last_balanced_accuracy')}" for table, rows_here in there.items()
+        f"{name} {shown(rows_here[FLOOR], 'last_balanced_accuracy')}" for name, rows_here in there.items()
     )
-    columns = ("row", *(NAMES[table] for table in there), "mean", "above by more than chance", "below")
+    columns = ("row", *there, "mean", "above by more than chance", "below")
     notes = (
         f"Balanced accuracy on test after the last round; labels alone have: {floors}.",
         "A star: the 95 % interval over seeds and test images does not hold zero. Above or below by more than chance: "
@@ -300,14 +309,15 @@ def overall() -> str:
 def numbers(method: str) -> str:
     """A method between floor and ceiling in each main table, for its own page."""
     body = []
-    for table in MAIN:
-        found = cells(table).get("", {})
-        if method in found and FLOOR in found:
-            three = (shown(found.get(row, ()), "last_balanced_accuracy") for row in (FLOOR, method, CEILING))
-            body.append((NAMES[table], *three, points(above(found, method)), found[method][0]["method"]))
+    for settings, tables in (("recipe's", box()), ("tuned", {table: cells(table).get("", {}) for table in MAIN})):
+        for table, found in tables.items():
+            if method in found and FLOOR in found:
+                three = (shown(found.get(row, ()), "last_balanced_accuracy") for row in (FLOOR, method, CEILING))
+                version = found[method][0]["method"]
+                body.append((NAMES[table], settings, *three, points(above(found, method)), version))
     if not body:
         return NOT_YET
-    columns = ("data", FLOOR, method, CEILING, f"above {FLOOR}", "version")
+    columns = ("data", "settings", FLOOR, method, CEILING, f"above {FLOOR}", "version")
     return Table("Balanced accuracy on test in the last round, in percent", columns, tuple(body)).markdown()
 
 

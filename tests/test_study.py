@@ -73,7 +73,14 @@ recipe = "printed"
 as_printed = true
 """
 
-FILES = {"rows": ROWS, "a-blood": TABLE, "g-parts": PARTS, "i-labels": FEWER, "h-printed": PRINTED}
+BOX = """
+title = "(o) nothing tuned"
+only = ["labels-only", "rscfed"]
+[cells.tiny]
+of = "a-blood"
+"""
+
+FILES = {"rows": ROWS, "o-box": BOX, "a-blood": TABLE, "g-parts": PARTS, "i-labels": FEWER, "h-printed": PRINTED}
 
 
 def forget() -> None:
@@ -89,7 +96,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(plan, "SEEDS", (0, 1))
     monkeypatch.setattr(plan, "MAIN", ("a-blood",))
     for module in (plan, study):
-        monkeypatch.setattr(module, "EVERY", ("a-blood", "h-printed", "g-parts", "i-labels"))
+        monkeypatch.setattr(module, "EVERY", ("o-box", "a-blood", "h-printed", "g-parts", "i-labels"))
     for module in (lines, render):
         monkeypatch.setattr(module, "DOCS", tmp_path)
     for name, text in FILES.items():
@@ -157,11 +164,22 @@ def test_the_whole_study_in_its_order():
         assert trial.experiment(["data.path=x.npz"] if trial.given["data"]["name"] == "npz" else []).seed == trial.seed
         assert (trial.seed == plan.TUNED_ON) == trial.tunes
     tables = list(dict.fromkeys(trial.table for trial in done))
-    assert tables == ["tuning-a", "tuning-b", *plan.EVERY]
+    assert tables == [plan.BOX, "tuning-a", "tuning-b", *plan.EVERY[1:]]
     for table in tables:  # of each stage, our own comes last
-        stage = [trial for trial in done if trial.table == table and not trial.cell and "all-labels" not in trial.row]
+        cells = plan.content(table).get("cells", {}) if table in plan.EVERY[1:] else {}
+        stage = [trial for trial in done if trial.table == table and trial.cell not in cells]
+        stage = [trial for trial in stage if trial.cell != "twice the rounds" and "all-labels" not in trial.row]
         own = [trial.row.startswith("tutor") for trial in stage]
         assert own == sorted(own), table
+    box = [trial for trial in done if trial.table == plan.BOX]
+    assert not [trial for trial in box if trial.settings]  # nothing is tuned, and data and rows are those of (a) to (d)
+    assert {(trial.cell, trial.row, trial.seed) for trial in box} == {
+        (cell, row, seed)
+        for cell in ("blood", "fashion", "ham", "pneumonia")
+        for row in plan.content(plan.BOX)["only"]
+        for seed in plan.SEEDS
+    }
+    assert next(trial for trial in box if trial.cell == "ham").given == plan.given("c-ham", FLOOR)
     main = [trial for trial in done if trial.table in plan.MAIN]
     ceilings = [trial.row.startswith("all-labels") for trial in main]
     assert ceilings == sorted(ceilings)
@@ -227,6 +245,8 @@ def test_settings_of_a_letter_are_for_its_table_and_those_that_build_on_it():
     assert of("a-blood") == of("tuning-a") == of("h-printed") == ["data.path=x", "rounds=2"]
     assert of("tuning-b") == ["rounds=3", "rounds=2"]
     assert of("c-ham") == ["rounds=2"]
+    assert study.changes_for(plan.Trial("o-box", "blood", FLOOR, 0, {}), changes) == of("a-blood")
+    assert study.changes_for(plan.Trial("o-box", "fashion", FLOOR, 0, {}), changes) == of("tuning-b")
 
 
 # Runs.
@@ -236,7 +256,7 @@ def test_a_study_from_its_tables_to_its_pages(tiny: Path, capsys: pytest.Capture
     (tiny / "RESULTS.md").write_text(
         "# Page\n<!-- a-blood -->\nold\n<!-- end -->\nbetween\n<!-- e-sites -->\n<!-- end -->\n"
     )
-    assert run("a", "g", "i", "h") == 0
+    assert run("o", "a", "g", "i", "h") == 0
     out = capsys.readouterr().out
     # Tuning: rates, the version, its setting; nothing of the test set.
     tried = read_csv(tiny / "results" / "tuning-a.csv")
@@ -249,7 +269,11 @@ def test_a_study_from_its_tables_to_its_pages(tiny: Path, capsys: pytest.Capture
         (row, seed) for row in (FLOOR, "rscfed", "tutor", CEILING) for seed in ("0", "1")
     }
     for line in found:
-        summary = json.loads((tiny / "runs/a-blood" / f"{line['row']}-seed{line['seed']}" / "summary.json").read_text())
+        where = f"{line['row']}-seed{line['seed']}"
+        copied = f"a-blood {line['row']} seed {line['seed']}: as in another table" in out
+        summary = json.loads(
+            (tiny / "runs" / ("o-box/tiny" if copied else "a-blood") / where / "summary.json").read_text()
+        )
         test = summary["last"]["test"]
         assert float(line["last_balanced_accuracy"]) == pytest.approx(test["balanced_accuracy"], abs=1e-5)
         assert line["partition"] == summary["partition"]
@@ -261,8 +285,19 @@ def test_a_study_from_its_tables_to_its_pages(tiny: Path, capsys: pytest.Capture
         (counts,) = render.confusions([line])
         assert sum(counts[n][n] for n in range(len(counts))) == right
         assert sum(map(sum, counts)) == test["images"]
-        own = next(said for said in out.splitlines() if f" a-blood {line['row']} seed {line['seed']}:" in said)
+        table = "o-box tiny" if copied else "a-blood"
+        own = next(said for said in out.splitlines() if f" {table} {line['row']} seed {line['seed']}:" in said)
         assert f"validation {100 * float(line[plan.SCORE]):.1f}," in own
+    # What nothing is tuned for is there, too, and counts for the tuned table where tuning confirms it.
+    untuned = read_csv(tiny / "results" / "o-box.csv")
+    assert {(line["cell"], line["row"], line["settings"]) for line in untuned} == {
+        ("tiny", FLOOR, ""),
+        ("tiny", "rscfed", ""),
+    }
+    assert [line["experiment"] for line in found if line["row"] == FLOOR] == [
+        line["experiment"] for line in untuned if line["row"] == FLOOR
+    ]
+    assert out.count("a-blood labels-only seed 0: as in another table") == 1
     # Equal experiments are one run; parts are of the chosen version; fewer labels are fewer.
     parts = {line["row"]: line for line in read_csv(tiny / "results" / "g-parts.csv")}
     assert list(parts) == [FLOOR, "rscfed", "rscfed-without-groups"]
