@@ -213,6 +213,11 @@ class Labeled:
         rest = self._rng, self._tally, pseudo, self._balanced, self._least, self._mixup
         return Labeled(self._images, where, joined(self.y, other.y), *rest)
 
+    def at(self, index: Tensor) -> "Labeled":
+        """Return only the images at `index`, with their labels."""
+        rest = self._rng, self._tally, self._pseudo[index], self._balanced, self._least, self._mixup
+        return Labeled(self._images, self._where[index], self.y[index], *rest)
+
     def without_labels(self) -> Unlabeled:
         """Return these images without their labels. Training on them counts as training on unlabeled images."""
         rest = self._rng, self._tally, self._balanced, self._least, self._mixup

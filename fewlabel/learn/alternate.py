@@ -7,6 +7,7 @@ from typing import Any
 
 from fewlabel.core import tree
 from fewlabel.core.federation import Federation, Model, Reply, Site, broadcast, by_size
+from fewlabel.core.images import Labeled
 from fewlabel.core.tree import Tree
 from fewlabel.learn.loop import fit
 from fewlabel.learn.losses import supervised
@@ -64,9 +65,12 @@ def averaged(state: State, mean: Tree, momentum: float) -> State:
 
 def fine_tuned(site: Site[Any], msg: Model, local: Local) -> Model | None:
     """Train a received model on the site's labels, as the server of both papers does."""
-    if not site.labeled:
-        return None
-    model, labeled = site.load(msg.model), site.labeled
-    batches = (batch for _ in range(local.epochs) for batch in labeled.batches("weak", local.batch_size))
-    fit(model, optimizer(model, local), batches, partial(supervised, model, labeled), local.clip)
-    return Model(site.weights())
+    return Model(trained(site, msg.model, site.labeled, local)) if site.labeled else None
+
+
+def trained(site: Site[Any], weights: Tree, images: Labeled, local: Local, labels: bool = True) -> Tree:
+    """Return weights after training on images, at the rate of sites with or without labels."""
+    model = site.load(weights)
+    batches = (batch for _ in range(local.epochs) for batch in images.batches("weak", local.batch_size))
+    fit(model, optimizer(model, local, labels), batches, partial(supervised, model, images), local.clip)
+    return site.weights()

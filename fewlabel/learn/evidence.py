@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fewlabel.core.federation import Site
 from fewlabel.core.images import Labeled
 from fewlabel.core.tasks import Asked
+from fewlabel.core.tree import Tree
 
 ENOUGH = 30  # labels, before anything is beyond doubt
 FEWEST = 5  # labels of a class that counts
@@ -35,6 +37,14 @@ class Exam:
             raise ValueError(f"its exam has {int(self.images.sum())} images, and it holds out {asked.held_out} labels")
         if (self.first + self.second > self.images).any():
             raise ValueError("its exam has more answers than images")
+
+
+@dataclass(frozen=True)
+class Models:
+    """Two models to compare."""
+
+    first: Tree
+    second: Tree
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,15 @@ def exam(first: Tensor, second: Tensor, y: Tensor, num_classes: int) -> Exam:
     return Exam(images, better, worse)
 
 
+def sat(site: Site[Any], models: Models) -> Exam:
+    """Let two models sit an exam on the labels that a site holds out, or on its validation images."""
+    images = site.held_out or site.validation
+    if not images:
+        return nothing(site.num_classes)
+    first, second = (right(site.load(model), images) for model in (models.first, models.second))
+    return exam(first, second, images.y, site.num_classes)
+
+
 def gain(counts: Exam) -> Gain | None:
     """Return the gain in balanced accuracy over classes with five images or more, or None if there are none.
 
@@ -110,6 +129,18 @@ def worse_without_any(exams: list[Exam], own: list[Exam]) -> bool:
     left = [some] if alone else [some, *(some[:n] + some[n + 1 :] for n in range(len(some)))]
     found = [gain(total(part + own)) for part in left if part + own]
     return bool(found) and all(one is not None and one.images >= ENOUGH and one.high < 0 for one in found)
+
+
+def judged(exams: list[Exam], own: list[Exam]) -> dict[str, float]:
+    """Return the gain of the first model by the exams of sites and the server's own, and whether it is to be given up.
+
+    The names are those of a run's lines. Without enough labels of any class, there is nothing to return.
+    """
+    found = gain(total(exams + own)) if exams + own else None
+    if found is None:
+        return {}
+    interval = {"gain": found.value, "gain_low": found.low, "gain_high": found.high}
+    return {**interval, "gain_images": found.images, "given_up": float(worse_without_any(exams, own))}
 
 
 def told(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -1,6 +1,8 @@
 """How frequent the classes are among images without labels, estimated from predictions."""
 
+import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 
 def adapted(p: Tensor, steps: int = 3, smoothing: float = 0.02) -> tuple[Tensor, Tensor]:
@@ -17,3 +19,35 @@ def adapted(p: Tensor, steps: int = 3, smoothing: float = 0.02) -> tuple[Tensor,
         weighed = p * prior
         adapted = weighed / weighed.sum(1, keepdim=True)
     return adapted, prior
+
+
+def folds(y: Tensor, number: int) -> Tensor:
+    """Return the fold of each label, so that the labels of each class are spread evenly over the folds."""
+    fold = torch.empty_like(y)
+    fold[y.argsort(stable=True)] = torch.arange(len(y), device=y.device) % number
+    return fold
+
+
+def mistaken(predicted: Tensor, y: Tensor, num_classes: int) -> Tensor:
+    """Count how often a label of each class (column) is predicted as each class (row)."""
+    return one_hot(predicted, num_classes).T @ one_hot(y, num_classes)
+
+
+def explained(predicted: Tensor, mistakes: Tensor, steps: int = 200, smoothing: float = 2.0) -> Tensor:
+    """Return the class shares that explain best how often each class is `predicted`, given the `mistakes` of models.
+
+    A share of images with label c is predicted as each class like the labels of class c in `mistakes`, the counts of
+    `mistaken`. With few labels of a class that is uncertain, so `smoothing` labels more are counted: as right as labels
+    are on average, and otherwise as any class. The shares are found by EM, which makes the predicted shares as likely
+    as possible (Saerens, Latinne and Decaestecker, 2002, section 2.3.1; Lipton, Wang and Smola, ICML 2018). Without any
+    labels, predictions are taken as right.
+    """
+    classes, labels = len(predicted), mistakes.double().sum(0)
+    right = float(mistakes.diag().sum() / labels.sum()) if labels.any() else 1.0
+    usual = torch.full_like(mistakes, (1 - right) / max(classes - 1, 1), dtype=torch.float64).fill_diagonal_(right)
+    likely = (mistakes + smoothing * usual) / (labels + smoothing)
+    shares = likely.new_full((classes,), 1 / classes)
+    for _ in range(steps):
+        joint = likely * shares
+        shares = predicted.double() @ (joint / joint.sum(1, keepdim=True).clamp_min(1e-12))
+    return shares / shares.sum()

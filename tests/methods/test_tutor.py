@@ -11,16 +11,19 @@ import torch
 from fewlabel.core import tree
 from fewlabel.core.federation import ClientInfo, Model, Site
 from fewlabel.core.tasks import Asked
-from fewlabel.learn.priors import adapted
-from fewlabel.methods.tutor import Drill, Lesson, Models, State, Tutor, Update
+from fewlabel.learn.evidence import Models
+from fewlabel.learn.panel import Mistakes
+from fewlabel.methods.tutor import Drill, Lesson, State, Tutor, Tutors, Update
 from tests.hand import STEP, passes, site, weights
 from tests.methods.test_rscfed import START, SUPERVISED, approx, moved
 from tests.methods.test_semifl import Served, sigmoid
 
 # At START the network says (3/4, 1/4) of any image. All are seen as 1: a step towards label 0 moves a network by 1/4.
-PLAIN = Tutor(tutors=1, first_term=0.5, views=0, prior_steps=0, epochs_unlabeled=1, server_momentum=0, local=STEP)
+PLAIN = Tutor(tutors=1, first_term=0.5, views=0, shares=False, epochs_unlabeled=1, server_momentum=0, local=STEP)
 OTHER = Model(weights([0.0, 0.0], [0.0, math.log(9)]))  # says (1/10, 9/10) of any image
 SURE = Model(weights([0.0, 0.0], [0.0, math.log(99)]))  # says (1/100, 99/100) of any image
+SAYS_0 = Model(weights([0.0, 0.0], [200.0, 0.0]))  # is certain of class 0 for any image
+NONE = torch.zeros(2, 2, dtype=torch.int64)  # mistakes, if no label was marked
 ROUNDS, BEGINS = 100, 51  # rounds, and the first of the second term
 
 
@@ -33,21 +36,21 @@ def steps(number: int) -> float:
 
 
 def lesson(model: Model = START, *tutors: Model, rate: float = 1.0) -> Lesson:
-    return Lesson(model.model, tuple(tutor.model for tutor in tutors or (model,)), rate)
+    return Lesson(model.model, tuple(tutor.model for tutor in tutors or (SAYS_0,)), NONE, rate)
 
 
-KNOWN = Lesson(START.model, (), 1.0)  # for a site that keeps the tutors' labels
+KNOWN = Lesson(START.model, (), NONE, 1.0)  # for a site that keeps the tutors' labels
 
 
 def first_term(*tutors: Model) -> State:
     trees = tuple(tutor.model for tutor in tutors or (START,))
-    return State(trees[0], tree.sub(trees[0], trees[0]), trees, trees)
+    return State(trees[0], tree.sub(trees[0], trees[0]), trees, trees, NONE)
 
 
 def second_term(model: Model = START, *tutors: Model, **more: Any) -> State:
     """The state in the second term: tutors are frozen."""
     trees = tuple(tutor.model for tutor in tutors or (model,))
-    return State(model.model, tree.sub(model.model, model.model), (), trees, **more)
+    return State(model.model, tree.sub(model.model, model.model), (), trees, NONE, **more)
 
 
 def serving(*sites: Site[Any], shipped: Model | None = START, schedule: str = "constant", **more: Any) -> Served:
@@ -67,8 +70,8 @@ def holding_out(one: Site[Any], *labels: tuple[int, int]) -> Site[Any]:
 def test_tutor_labels_and_the_last_model_learns_them():
     one = site(0, unlabeled=[1, 1, 1])
     assert moved(PLAIN.learn(one, lesson())) == approx(SUPERVISED)
-    # The other tutor says 1 of all images, and a step towards it from (3/4, 1/4) moves by -3/4.
-    assert moved(PLAIN.learn(one, lesson(START, OTHER))) == approx(-3 / 4)
+    # The other tutor says (1/10, 9/10) of all images, and a step towards it from (3/4, 1/4) moves by 1/10 - 3/4.
+    assert moved(PLAIN.learn(one, lesson(START, OTHER))) == approx(1 / 10 - 3 / 4)
     assert [label.tolist() for _, label, _ in one.audited] == [[0, 0, 0], [1, 1, 1]]
 
 
@@ -83,7 +86,7 @@ def test_tutors_label_together_by_the_mean_of_their_log_probabilities():
 
 def test_tutors_that_are_sure_of_different_classes_leave_a_label():
     # In single precision both say exactly 0 of the other's class. The third decides.
-    zero, last = Model(weights([0.0, 0.0], [200.0, 0.0])), Model(weights([0.0, 0.0], [0.0, 200.0]))
+    zero, last = SAYS_0, Model(weights([0.0, 0.0], [0.0, 200.0]))
     one = site(0, unlabeled=[1])
     PLAIN.learn(one, lesson(START, zero, last, START))
     PLAIN.learn(one, lesson(START, zero, last, OTHER))
@@ -99,23 +102,39 @@ def test_tutors_see_an_image_in_all_views_before_a_site_learns():
 
 
 def test_tutors_label_by_the_sites_own_classes():
-    # By these weights an image 2 is of class 0 with 9/10, an image -1 of class 1 with 3/4. Of nine images 2 and one -1
-    # the mean is (0.835, 0.165), smoothed (0.8283, 0.1717), and by that image -1 has 0.25 * 0.8283 > 0.75 * 0.1717.
+    # By these weights an image 2 is of class 0 with 9/10, an image -1 of class 1 with 3/4. Of nine images 2 and one -1,
+    # the tutor says class 0 of 9/10. Nothing is known of its mistakes, so these are the shares: smoothed, 0.892 : 0.108.
     slope = Model(weights([math.log(3), 0.0]))
     one = site(0, unlabeled=[2] * 9 + [-1])
-    prior = adapted(torch.tensor([[0.9, 0.1]] * 9 + [[0.25, 0.75]]), 1)[1]
-    assert prior.tolist() == approx([0.8283, 0.1717])
-    replace(PLAIN, prior_steps=1).learn(one, lesson(slope))
-    PLAIN.learn(one, lesson(slope))
-    assert [label[-1].item() for _, label, _ in one.audited] == [0, 1]
+    replace(PLAIN, shares=True).learn(one, lesson(slope, slope))
+    first = 0.892 * 0.9 / (0.892 * 0.9 + 0.108 * 0.1)
+    last = 0.892 * 0.25 / (0.892 * 0.25 + 0.108 * 0.75)
+    assert one.state.label[:, 0].tolist() == approx([first] * 9 + [last])
+    PLAIN.learn(one, lesson(slope, slope))
+    assert one.state.label[:, 0].tolist() == approx([0.9] * 9 + [0.25])
+
+
+def test_a_site_takes_the_tutors_mistakes_into_account():
+    # Both tutors say class 0 of an image 1 and class 1 of -1. Half of the labels of class 1 they took for class 0, and
+    # class 0 they always know. Of four images they say class 0 of three: 3/4 = a + (1 - a) / 2, so a is 1/2.
+    slope = Model(weights([math.log(3), 0.0]))
+    mistakes = torch.tensor([[10**6, 5 * 10**5], [0, 5 * 10**5]])
+    one = site(0, unlabeled=[1, 1, 1, -1])
+    replace(PLAIN, shares=True).learn(one, Lesson(START.model, (slope.model, slope.model), mistakes, 1.0))
+    assert one.state.label[:, 0].tolist() == pytest.approx([3 / 4] * 3 + [1 / 4], abs=1e-3)
+
+
+def test_sites_learn_soft_labels():
+    # The labels are (3/4, 1/4), as the model says itself, so there is nothing to learn.
+    assert moved(PLAIN.learn(site(0, unlabeled=[1, 1]), lesson(START, START))) == approx(0)
 
 
 def test_a_site_keeps_the_tutors_labels():
-    # The tutor says 1 of all images. Afterwards the site trains on that without tutors, and asks no network.
+    # The tutor says (1/10, 9/10) of all images. Afterwards the site trains on that without tutors.
     one = site(0, unlabeled=[1, 1, 1])
     PLAIN.learn(one, lesson(START, OTHER))
     seen = passes(one)
-    assert moved(PLAIN.learn(one, KNOWN)) == approx(-3 / 4)
+    assert moved(PLAIN.learn(one, KNOWN)) == approx(1 / 10 - 3 / 4)
     assert seen == [(True, 3)]
 
 
@@ -145,7 +164,7 @@ def test_tutor_trains_at_the_rate_of_its_term():
 
 def test_tutors_begin_with_other_weights():
     class Drawing:
-        server = site(-1)
+        server, num_classes = site(-1), 2
 
         def drawn(self, number: int) -> Any:
             return weights([float(number), 0.0])
@@ -163,6 +182,46 @@ def test_tutors_learn_from_labels_alone_in_the_first_term():
     assert fed.asked == [1, -1, 1, -1]  # each tutor at the labeled site, then at the server; nobody studies
     assert moved(Model(after.model)) == moved(Model(after.tutors[0])) == approx(steps(4))  # two here and two there
     assert after.tutors[1]["1.bias"][1] < OTHER.model["1.bias"][1]  # it learned label 0
+
+
+def test_each_tutor_but_the_first_leaves_out_other_labels():
+    # Of eight labels, four of each class, the folds of four tutors have one of each class.
+    how, labels = replace(PLAIN, tutors=4), [(1, 0), (1, 1)] * 4
+    for fold, number in ((0, 8), (1, 6), (2, 6), (3, 6)):
+        seen = passes(one := site(1, labels))
+        how.correct(one, Drill(START.model, 1.0, 1, fold))
+        assert sum(size for _, size in seen) == number
+    fed = serving(site(1, labels), round=1)
+    how.round(first_term(START, START, START, START), fed)
+    assert [message.fold for _, message in fed.sent] == [0, 1, 2, 3]
+    fed = serving(site(1, labels), round=BEGINS + 1)
+    how.round(second_term(), fed)
+    assert [message.fold for _, message in fed.sent] == [0]
+
+
+def test_sites_with_labels_count_the_tutors_mistakes_once():
+    # Tutors 1 to 3 take everything for class 0, each in its fold of one label of each class.
+    how, labels = replace(PLAIN, tutors=4), [(1, 0), (1, 1)] * 4
+    assert how.mark(site(1, labels), Tutors((START.model,) * 4)).counts.tolist() == [[3, 3], [0, 0]]
+    assert how.mark(site(1, unlabeled=[1]), Tutors((START.model,) * 4)).counts.tolist() == [[0, 0], [0, 0]]
+    assert how.mark(site(1, [(1, 1)]), Tutors((START.model,) * 4)).counts.sum() == 0  # its only label is in fold 0
+    fed = serving(site(0, unlabeled=[1]), site(1, labels), site(2, labels), labeled=[(1, 0), (1, 0)], round=BEGINS)
+    after = how.round(first_term(START, OTHER, START, START), fed)
+    # The server has two labels of class 0, the second of which is for OTHER. It says 1 of anything.
+    assert after.mistakes.tolist() == [[4, 4], [2 + 1, 2]]
+    assert [message.mistakes.tolist() for _, message in fed.sent if isinstance(message, Lesson)] == [[[4, 4], [3, 2]]]
+    assert how.round(after, serving(site(1, labels), round=BEGINS + 1)).mistakes.equal(after.mistakes)
+
+
+def test_a_site_cannot_claim_more_mistakes_than_it_has_labels():
+    asked = Asked(ClientInfo(0, 5, 0), 2)
+    Mistakes(torch.tensor([[3, 1], [0, 1]])).check_answer(asked)
+    for counts in ([[3, 1], [1, 1]], [[-1, 1], [1, 1]], [[2**62, 2**62], [2**62, 2**62]]):
+        with pytest.raises(ValueError, match="the 5 that it has"):
+            Mistakes(torch.tensor(counts)).check_answer(asked)
+    for wrong in (torch.ones(2, 2), torch.ones(2, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="2 by 2 whole numbers"):
+            Mistakes(wrong).check_answer(asked)
 
 
 def test_tutors_have_all_passes_of_a_run_in_the_first_term():
@@ -198,9 +257,10 @@ def test_the_schedule_begins_anew_in_each_term():
 
 def test_the_second_term_begins_with_the_first_tutors_average():
     fed = serving(site(0, unlabeled=[1, 1]), round=BEGINS)
-    before = replace(first_term(OTHER), means=(START.model,))
+    before = replace(first_term(OTHER), means=(START.model, OTHER.model))
     after = PLAIN.round(before, fed)
-    assert moved(Model(after.model)) == approx(SUPERVISED)
+    # The two say class 0 to class 1 like sqrt(3/4 * 1/10) to sqrt(1/4 * 9/10), which is like 1 to sqrt(3).
+    assert moved(Model(after.model)) == approx(1 / (1 + math.sqrt(3)) - 3 / 4)
     assert (after.tutors, after.means) == ((), before.means)
 
 
@@ -208,8 +268,9 @@ def test_labels_have_the_last_word_and_tutors_stay_as_they_are():
     fed = serving(site(0, unlabeled=[1, 1]), site(1, unlabeled=[1] * 3), site(2, [(1, 0)]))
     before = second_term(START, START, OTHER)
     after = PLAIN.round(before, fed)
-    # By (3/4 * 1/10, 1/4 * 9/10) the sites learn label 1: by -3/4. The label 0 then moves it by what it lacks.
-    assert moved(Model(after.model)) == approx(-3 / 4 + 1 - sigmoid(math.log(3) - 4 * 3 / 4))
+    # The tutors say class 0 to class 1 like 1 to sqrt(3), as above. The label 0 then moves it by what it lacks.
+    study = 1 / (1 + math.sqrt(3)) - 3 / 4
+    assert moved(Model(after.model)) == approx(study + 1 - sigmoid(math.log(3) + 4 * study))
     assert after.means == before.means
     assert fed.asked == [1, 0, 2]  # study, and correct
 
@@ -232,16 +293,16 @@ def test_tutors_are_sent_once_to_a_site_and_again_if_it_does_not_answer():
 
 
 def test_tutor_counts_sites_by_their_images():
-    # The tutor says 9 : 1 for class 0 of an image 1, and for class 1 of -1. A step moves the bias of class 0 by 1/10 at
-    # the first site, with two images, and by -1/10 at the second, with three.
-    slope = Model(weights([math.log(9), 0.0]))
-    after = PLAIN.round(second_term(slope), serving(site(0, unlabeled=[1, 1]), site(1, unlabeled=[-1] * 3)))
+    # The model says 9 : 1 for class 0 of an image 1, and for class 1 of -1, of which the tutor is certain. A step moves
+    # the bias of class 0 by 1/10 at the first site, with two images, and by -1/10 at the second, with three.
+    slope, steep = Model(weights([math.log(9), 0.0])), Model(weights([200.0, 0.0]))
+    after = PLAIN.round(second_term(slope, steep), serving(site(0, unlabeled=[1, 1]), site(1, unlabeled=[-1] * 3)))
     assert after.model["1.bias"].tolist() == approx([(2 - 3) / 50, (3 - 2) / 50])
 
 
 def test_tutor_goes_on_in_the_direction_of_the_last_study():
     # The sites move the model by 1/4, and half of what the last study changed comes on top.
-    before = replace(second_term(), velocity=weights([0.2, -0.2], [0.2, -0.2]))
+    before = replace(second_term(START, SAYS_0), velocity=weights([0.2, -0.2], [0.2, -0.2]))
     how = replace(PLAIN, server_momentum=0.5)
     after = how.round(before, serving(site(0, unlabeled=[1, 1])))
     assert moved(Model(after.model)) == approx(SUPERVISED + 0.1)
@@ -252,7 +313,7 @@ def test_tutor_goes_on_in_the_direction_of_the_last_study():
 @pytest.mark.parametrize(("silent", "end"), [([0], SUPERVISED), ([1], SUPERVISED), ([0, 1], 0.0)])
 def test_tutor_whoever_is_missing_the_others_go_on(silent, end):
     fed = serving(site(0, unlabeled=[1, 1]), site(1, [(1, 0)]), silent=silent)
-    assert moved(Model(PLAIN.round(second_term(), fed).model)) == approx(end)
+    assert moved(Model(PLAIN.round(second_term(START, SAYS_0), fed).model)) == approx(end)
 
 
 # The guard

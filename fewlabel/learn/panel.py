@@ -1,0 +1,90 @@
+"""A panel of models that label images together, and what is known about their mistakes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fewlabel.core.federation import Site
+from fewlabel.core.images import Labeled, Unlabeled
+from fewlabel.core.tasks import Asked
+from fewlabel.core.tree import Tree
+from fewlabel.learn.priors import explained, folds, mistaken
+from fewlabel.learn.thresholds import predict
+
+LEAST = 1e-6  # probability of a class: models that are sure of different classes do not exclude all classes
+RARE = 0.02  # share of a site's images that is spread over all classes: no class is ruled out there
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """How many labels of each class (column) models took for each class (row)."""
+
+    counts: Tensor
+
+    def check_answer(self, asked: Asked) -> None:
+        """Raise ValueError if these cannot be counts of a site's labels."""
+        labels = asked.client.num_labeled
+        if self.counts.dtype != torch.int64 or self.counts.shape != (asked.classes, asked.classes):
+            raise ValueError(f"its counts of mistakes must be {asked.classes} by {asked.classes} whole numbers")
+        # One by one first: a sum of large numbers may wrap around.
+        if (self.counts < 0).any() or (self.counts > labels).any() or int(self.counts.sum()) > labels:
+            raise ValueError(f"its counts of mistakes are below 0, or of more labels than the {labels} that it has")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Labels that a site keeps for its images. It notices by their brightness if the images have changed."""
+
+    label: Tensor  # a probability for each class
+    brightness: Tensor
+
+    def fits(self, images: Unlabeled) -> bool:
+        return torch.equal(self.brightness, brightness(images))
+
+
+def brightness(images: Unlabeled) -> Tensor:
+    """Return the mean value of each image, in order."""
+    return torch.cat([x.flatten(1).mean(1) for x, _ in images.batches(("plain",), 256, shuffle=False)])
+
+
+def part(images: Labeled, number: int, fold: int, inside: bool) -> Labeled:
+    """Return the labeled images inside one of a number of folds, or those outside of it."""
+    return images.at(((folds(images.y, number) == fold) == inside).nonzero().flatten())
+
+
+def say(site: Site[Any], model: Tree, images: Unlabeled, views: int) -> Tensor:
+    """Return a model's log-probabilities of images: the mean over the plain view and so many weak ones."""
+    seen = [predict(site.load(model), images, view) for view in ("plain", *["weak"] * views)]
+    return torch.stack(seen).clamp_min(LEAST).log().mean(0)
+
+
+def mark(site: Site[Any], panel: Sequence[Tree], views: int) -> Mistakes:
+    """Count what each model but the first makes of the labels in its fold, on which it was not trained."""
+    found = torch.zeros(site.num_classes, site.num_classes, dtype=torch.int64)
+    for fold, model in enumerate(panel):
+        new = part(site.labeled, len(panel), fold, inside=True) if site.labeled and fold else None
+        if new:
+            said = say(site, model, new.without_labels(), views).argmax(1)
+            found += mistaken(said, new.y, site.num_classes).to(found.device)
+    return Mistakes(found)
+
+
+def label(
+    site: Site[Any], images: Unlabeled, panel: Sequence[Tree], views: int, mistakes: Tensor | None = None
+) -> Tensor:
+    """Return the probabilities of classes that a panel gives images: by the mean of its log-probabilities.
+
+    With `mistakes`, they are weighed by the class shares of these images. Shares are what explains the classes that the
+    models say, given the mistakes of all but the first.
+    """
+    said = torch.stack([say(site, model, images, views) for model in panel])
+    together = said.mean(0)
+    if mistakes is not None:
+        classes = said[min(1, len(said) - 1) :].argmax(2).flatten()
+        predicted = torch.bincount(classes, minlength=site.num_classes) / len(classes)
+        shares = (1 - RARE) * explained(predicted, mistakes) + RARE / site.num_classes
+        together = together + shares.log().to(together)
+    return together.softmax(1)
