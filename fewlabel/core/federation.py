@@ -288,6 +288,7 @@ class Method(Protocol[S]):
     needs_each_model: ClassVar[bool]  # whether the server must see each client's model, because sums are not enough
     per_image: ClassVar[bool]  # whether its loss is a mean over single images, and it sends weights alone
     warms_up: ClassVar[bool]  # whether it begins with labels alone by itself, in a run of any length
+    takes_turns: ClassVar[bool]  # whether clients with labels and clients without are averaged one after the other
     plots: ClassVar[tuple[Plot, ...]]  # plots of logged values, for the report
 
     def cautions(self, experiment: Any) -> Iterable[str]:

@@ -69,6 +69,7 @@ class FL2:
     local: Local = Local(epochs=5, batch_size=10, lr=0.03, clip=1.0)
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
+    takes_turns = True
     leaves = f"The weights after training. How sure the received model is of a site's images, as one mean. {SUMS_DO}"
 
     def init(self, fed: Federation) -> State:

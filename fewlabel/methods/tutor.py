@@ -107,7 +107,7 @@ class Tutor:
     local: Local = Local(epochs=5, batch_size=32, lr=0.03, lr_unlabeled=0.06)
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
-    warms_up = True
+    warms_up = takes_turns = True
     leaves = (
         f"The weights after training. {SUMS_DO} If the experiment has labels held out: for each class their exact "
         "number, and how many of them only one of two models gets right. A dishonest server can choose these models, "
