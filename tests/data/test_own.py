@@ -274,7 +274,7 @@ def test_frames_are_refused_and_without_pydicom_there_is_one_sentence(
     with pytest.raises(Unreadable, match="2 frames"):
         pictures.read(path, colour=False)
     monkeypatch.setitem(__import__("sys").modules, "pydicom", None)
-    assert "pip install 'fewlabel[dicom]'" in refused(lambda: read_parts(list_images("dicom", tmp_path)))
+    assert "pip install '.[dicom]'" in refused(lambda: read_parts(list_images("dicom", tmp_path)))
 
 
 # Folders
