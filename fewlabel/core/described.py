@@ -77,6 +77,12 @@ def for_every_client(method: Any, experiment: Any) -> Iterator[str]:
         )
 
 
+def most_passes(experiment: Any) -> int | None:
+    """Return the most passes over a site's images that a method says a round makes. None: as its settings say."""
+    method = experiment.method
+    return int(method.most_passes(experiment.rounds)) if hasattr(method, "most_passes") else None
+
+
 def plots(method: Any) -> tuple[Plot, ...]:
     """Return the plots that a method wants of its rounds."""
     wanted: tuple[Plot, ...] = getattr(method, "plots", ())

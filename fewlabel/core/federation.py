@@ -294,6 +294,9 @@ class Method(Protocol[S]):
     def cautions(self, experiment: Any) -> Iterable[str]:
         """Yield warnings about settings of an experiment that run, but that the user may not have meant."""
 
+    def most_passes(self, rounds: int) -> int:
+        """Return how often a round passes over a site's images at most, if that is more than one setting says."""
+
     def conclusions(self, lines: Iterable[Mapping[str, Any]]) -> Iterable[str]:
         """Yield sentences that the report tells about a run, from the lines of its rounds."""
 

@@ -63,6 +63,9 @@ class SemiFL:
     takes_turns = True
     leaves = f"The weights after training. {SUMS_DO}"
 
+    def most_passes(self, rounds: int) -> int:
+        return 2 * (self.epochs_unlabeled or self.local.epochs) + self.local.epochs  # fix set and mix set, then labels
+
     def init(self, fed: Federation) -> State:
         return start(fed.server.weights())
 

@@ -38,7 +38,7 @@ from fewlabel.core.schema import Count, Natural, Share
 from fewlabel.core.tasks import Asked, on_client, on_server
 from fewlabel.core.tree import Tree
 from fewlabel.learn.alternate import State as Alternate
-from fewlabel.learn.alternate import averaged, corrected, fine_tuned
+from fewlabel.learn.alternate import averaged, corrected, fine_tuned, most_passes_in_terms
 from fewlabel.learn.evidence import Exam, bounded, exam, gain, nothing, right, told, total, worse_without_any
 from fewlabel.learn.loop import fit
 from fewlabel.learn.losses import supervised
@@ -108,6 +108,7 @@ class Tutor:
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
     warms_up = takes_turns = True
+    most_passes = most_passes_in_terms
     leaves = (
         f"The weights after training. {SUMS_DO} If the experiment has labels held out: for each class their exact "
         "number, and how many of them only one of two models gets right. A dishonest server can choose these models, "
