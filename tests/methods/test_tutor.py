@@ -11,6 +11,9 @@ import torch
 from fewlabel.core import tree
 from fewlabel.core.federation import ClientInfo, Model, Site
 from fewlabel.core.tasks import Asked
+from fewlabel.data.partition import Partition
+from fewlabel.engine.record import PARTITION, read_rounds
+from fewlabel.engine.run import execute
 from fewlabel.learn.priors import adapted
 from fewlabel.methods.tutor import Drill, Lesson, Models, State, Tutor, Update
 from tests.hand import STEP, passes, site, weights
@@ -163,6 +166,22 @@ def test_tutors_learn_from_labels_alone_in_the_first_term():
     assert fed.asked == [1, -1, 1, -1]  # each tutor at the labeled site, then at the server; nobody studies
     assert moved(Model(after.model)) == moved(Model(after.tutors[0])) == approx(steps(4))  # two here and two there
     assert after.tutors[1]["1.bias"][1] < OTHER.model["1.bias"][1]  # it learned label 0
+
+
+@pytest.mark.parametrize(
+    ("rounds", "share", "passes", "studying"),
+    [(1, 0, [1], []), (1, 1, [1], []), (2, 0, [2, 1], [2]), (2, 1, [1, 1], []), (3, 0, [3, 1, 1], [2, 3])],
+)
+def test_the_first_term_has_one_round_at_least_and_a_run_of_any_length_ends(rounds, share, passes, studying, small_run):
+    """One tutor, one epoch a round: round 1 has all passes of the run if it is the only one of the first term."""
+    changes = ("method=tutor", "method.tutors=1", f"method.first_term={share}", f"rounds={rounds}", "labels.clients=2")
+    run = small_run(*changes, "method.guard=false")
+    execute(run, workers=1)
+    lines, shares = read_rounds(run), Partition.load(run / PARTITION).shares
+    labeled = sum(len(holding.labeled) for holding in shares)
+    assert [line["images_labeled"] / labeled for line in lines] == passes
+    assert [line["round"] for line in lines if line["images_unlabeled"]] == studying
+    assert (run / "model.safetensors").exists()
 
 
 def test_tutors_have_all_passes_of_a_run_in_the_first_term():
