@@ -77,6 +77,7 @@ def until(scores: Sequence[float], seconds: Sequence[float], target: float) -> d
 
 
 def main(data: Path | None = None, rounds: int = ROUNDS) -> dict[str, Any]:
+    from fewlabel.core.errors import install
     from fewlabel.data.published.files import roots
     from fewlabel.engine.record import read_rounds, validation_score
 
@@ -101,7 +102,7 @@ def main(data: Path | None = None, rounds: int = ROUNDS) -> dict[str, Any]:
                 "scores": scores,
             }
     about = {key: played[key] for key in ("others", "versions", "machine")}
-    left_out = {} if "flower" in found else {"left out": "Flower, because it needs pip install 'fewlabel[flower]'"}
+    left_out = {} if "flower" in found else {"left out": f"Flower, because it needs {install('flower')}"}
     return short({"contestants": found, "rounds": rounds, **left_out, **about})
 
 

@@ -98,5 +98,5 @@ def test_a_network_of_an_extra_names_the_extra(installed: Path, network: str, ex
     command = [installed / "env" / "bin" / "fewlabel", "run", "--set", f"model.name={network}", "--out", "runs/none"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=installed)
     assert done.returncode == 2
-    assert f"pip install 'fewlabel[{extra}]'" in done.stderr
+    assert f"pip install '.[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -31,8 +31,18 @@ def own_warmup(method: Any) -> int:
 
 
 def needs_unlabeled(method: Any) -> bool:
-    """Return True if a method is made to learn from unlabeled images: unless its setting `unlabeled` is "none"."""
-    return bool(getattr(method, "unlabeled", "") != "none")
+    """Return True if a method learns from unlabeled images: unless its setting `unlabeled` or `labeling` is "none"."""
+    return all(getattr(method, name, "") != "none" for name in ("unlabeled", "labeling"))
+
+
+def kinds_apart(experiment: Any) -> Iterator[str]:
+    """Yield the kinds of clients, labeled and unlabeled, that an experiment averages by themselves in some round."""
+    method = experiment.method
+    takes_turns = getattr(method, "takes_turns", False)
+    if takes_turns or own_warmup(method) or experiment.warmup_rounds or not needs_unlabeled(method):
+        yield "labeled"
+    if takes_turns:
+        yield "unlabeled"
 
 
 def all_warmup(method: Any, experiment: Any) -> Iterator[str]:
@@ -65,6 +75,12 @@ def for_every_client(method: Any, experiment: Any) -> Iterator[str]:
             f"{experiment.name} is made for labels at every client; clients without labels train on pseudo-labels "
             "alone and count as much as the others; its paper has labels.at = 'every-client'"
         )
+
+
+def most_passes(experiment: Any) -> int | None:
+    """Return the most passes over a site's images that a method says a round makes. None: as its settings say."""
+    method = experiment.method
+    return int(method.most_passes(experiment.rounds)) if hasattr(method, "most_passes") else None
 
 
 def plots(method: Any) -> tuple[Plot, ...]:

@@ -38,6 +38,11 @@ def unknown(what: str, name: str, known: Iterable[str], else_: str = "") -> str:
     return f"there is no {what} '{name}'; {hint}"
 
 
+def install(extra: str) -> str:
+    """Return the command that installs one of FewLabel's extras. There is no package of it to download."""
+    return f"in FewLabel's folder, pip install '.[{extra}]'"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question that names the known word nearest to a misspelt one, or an empty text if none is near."""
     near = get_close_matches(name, list(known), 1)

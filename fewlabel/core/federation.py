@@ -288,10 +288,14 @@ class Method(Protocol[S]):
     needs_each_model: ClassVar[bool]  # whether the server must see each client's model, because sums are not enough
     per_image: ClassVar[bool]  # whether its loss is a mean over single images, and it sends weights alone
     warms_up: ClassVar[bool]  # whether it begins with labels alone by itself, in a run of any length
+    takes_turns: ClassVar[bool]  # whether clients with labels and clients without are averaged one after the other
     plots: ClassVar[tuple[Plot, ...]]  # plots of logged values, for the report
 
     def cautions(self, experiment: Any) -> Iterable[str]:
         """Yield warnings about settings of an experiment that run, but that the user may not have meant."""
+
+    def most_passes(self, rounds: int) -> int:
+        """Return how often a round passes over a site's images at most, if that is more than one setting says."""
 
     def conclusions(self, lines: Iterable[Mapping[str, Any]]) -> Iterable[str]:
         """Yield sentences that the report tells about a run, from the lines of its rounds."""

@@ -13,6 +13,21 @@ from fewlabel.data.reading import reading, records
 
 
 @contextmanager
+def npz_arrays(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
+    """Open an npz. NumPy itself would take any other file for a pickle, and advise to trust it."""
+    with reading(path), path.open("rb") as file:
+        start = file.read(6)
+        if not zipfile.is_zipfile(file):
+            why = {b"": "it is empty", b"\x93NUMPY": "it is a single array (npy)"}.get(start, "it is no zip archive")
+            raise BadInput(
+                f"{path} is not an npz file: {why}; expected arrays as numpy.savez writes them, such as train_images "
+                "and train_labels"
+            )
+        with np.load(path, allow_pickle=False) as arrays:
+            yield arrays
+
+
+@contextmanager
 def npz_array(path: Path, key: str) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
     """Open an array of images in an npz. Return a file of its pixels, and its shape [N, H, W, C]."""
     with reading(path, key), zipfile.ZipFile(path) as arrays, arrays.open(f"{key}.npy") as file:

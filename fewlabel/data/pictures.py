@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fewlabel.core.errors import BadInput
+from fewlabel.core.errors import BadInput, install
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -188,7 +188,7 @@ def pydicom() -> Any:
     try:
         import pydicom
     except ImportError:
-        raise BadInput("DICOM files need pydicom, which is not installed: pip install 'fewlabel[dicom]'") from None
+        raise BadInput(f"DICOM files need pydicom, which is not installed: {install('dicom')}") from None
     return pydicom
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fewlabel.core import schema, storage
+from fewlabel.core.described import most_passes
 from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.data.site_files import Terms
 from fewlabel.deploy.consent import consent
@@ -144,6 +145,8 @@ def summary(record: Record) -> str:
     training = "".join(
         f", {name} {value}" for name, value in (vars(local) if local else {}).items() if value is not None
     )
+    if (passes := most_passes(experiment)) is not None:
+        training += f"; all tasks of a round together pass over your images {passes} times at most"
     terms = schema.read(Terms, record.terms)
     lines = [
         f"run {record.run}, asked for at {record.first}",

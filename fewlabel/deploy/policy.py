@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fewlabel.core import coarse, schema, storage
+from fewlabel.core.described import most_passes
 from fewlabel.core.errors import BadInput, unknown
 from fewlabel.core.schema import Count, Natural, Positive, Share
 from fewlabel.deploy.consent import consented
@@ -145,6 +146,12 @@ def objections(policy: Policy, experiment: Experiment, labeled: int | None = Non
         yield f"no exact counts over held-out labels leave it, and labels.held_out = {share:g} (held_out)"
     if policy.most_rounds is not None and experiment.rounds > policy.most_rounds:
         yield f"it takes part for {policy.most_rounds} rounds, and rounds = {experiment.rounds} (most_rounds)"
+    passes = most_passes(experiment) if labeled else None  # without labels it may be fewer
+    if policy.most_epochs is not None and passes is not None and passes > policy.most_epochs:
+        yield (
+            f"it trains for {policy.most_epochs} epochs at most, and a round of {experiment.name} may have {passes} in "
+            "all (most_epochs)"
+        )
     for key, value in settings_at_sites(experiment):
         name = key.rpartition(".")[2]
         if policy.most_epochs is not None and "epochs" in name and value > policy.most_epochs:

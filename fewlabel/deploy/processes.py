@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fewlabel.core import storage
-from fewlabel.core.errors import BadInput, RunFailed
+from fewlabel.core.errors import BadInput, RunFailed, install
 
 MARK = "FEWLABEL_PART_OF"
 LOCK = ".running"  # held by whoever starts a folder's programs, with the number of its process
@@ -32,7 +32,7 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def need_flower() -> None:
     if find_spec("flwr") is None:
-        raise BadInput("Flower is not installed; install it by: pip install 'fewlabel[flower]'")
+        raise BadInput(f"Flower is not installed: {install('flower')}")
 
 
 def flower_environment(home: Path) -> dict[str, str]:

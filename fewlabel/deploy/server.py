@@ -20,7 +20,7 @@ from fewlabel.deploy import members, site, waiting, wishes
 from fewlabel.deploy.log_heads import Heads
 from fewlabel.deploy.nodes import NodeExecutor, Nodes
 from fewlabel.deploy.run_plan import RunPlan, load_plan
-from fewlabel.engine import record, run
+from fewlabel.engine import record, run, sums
 from fewlabel.engine.executor import Job, Outcome
 from fewlabel.engine.worker import Worker
 from fewlabel.engine.world import World
@@ -53,6 +53,7 @@ def serve(
     agree_on_terms(nodes, directory, experiment)
     tested = tuple(sorted({claim.info.id for claim in nodes.claims.values() if claim.test}))
     world = server_world(experiment, nodes.plan, nodes.clients, tested)
+    sums.check_kinds(experiment, world.partition)
     if plan.members:
         wishes.change(Path(plan.members), reported={client: info.num_labeled for client, info in found.items()})
         for sentence in members.grown(Path(plan.members), {client: info.size for client, info in found.items()}):

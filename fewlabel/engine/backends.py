@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from fewlabel.core.errors import BadInput, unknown
+from fewlabel.core.errors import BadInput, install, unknown
 
 
 class Backend(NamedTuple):
@@ -19,9 +19,7 @@ class Backend(NamedTuple):
 
 BACKENDS = {
     "simulator": Backend("fewlabel.engine.local"),
-    "flower-ray": Backend(
-        "fewlabel.engine.ray", ("flwr", "ray"), "Flower with its simulation: pip install 'fewlabel[flower]'"
-    ),
+    "flower-ray": Backend("fewlabel.engine.ray", ("flwr", "ray"), f"Flower with its simulation: {install('flower')}"),
 }
 
 

@@ -23,7 +23,7 @@ from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import state_kind
 from fewlabel.data import partition
 from fewlabel.data.datasets import Dataset
-from fewlabel.engine import attack, backends, device, record
+from fewlabel.engine import attack, backends, device, record, sums
 from fewlabel.engine.checkpoint import Best, Checkpoints, Saved
 from fewlabel.engine.conduct import PrivacySpent
 from fewlabel.engine.executor import Executor
@@ -51,6 +51,7 @@ def prepare(experiment: Experiment, directory: Path) -> Path:
         refuse_used(directory, experiment)
         dataset = dataset_of(experiment, fresh=True)
         dealt = partition.of(dataset, experiment)
+        sums.check_kinds(experiment, dealt)
         world = World(experiment, dataset, dealt)
         attack.check_labels(experiment.clients.attack, {c for c in dealt.clients if len(dealt.shares[c].labeled)})
         check_batches(experiment, world.network(Rng("trial"), experiment.model.pretrained), dataset)

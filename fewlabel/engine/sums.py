@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fewlabel.core import fixed, updates
+from fewlabel.core.described import kinds_apart
 from fewlabel.core.errors import BadInput, RunFailed
 from fewlabel.core.federation import ClientInfo, Mean, Reply
 from fewlabel.core.fixed import Kinds
 from fewlabel.core.tasks import Task, weights_sent
 from fewlabel.core.tree import Tree
+from fewlabel.data.partition import Partition
 from fewlabel.data.settings import FEWEST
 from fewlabel.engine.executor import SERVER_ID, Masking
 from fewlabel.experiment import Experiment
@@ -34,6 +36,18 @@ def refuse_single(experiment: Experiment, task: Task) -> None:
         raise BadInput(
             f"clients.sums = 'masked' is not for {experiment.name}, whose server looks at each '{task.name}'"
         )
+
+
+def check_kinds(experiment: Experiment, partition: Partition) -> None:
+    """Refuse masked sums where clients with labels, or without, are averaged by themselves and are too few."""
+    for kind in kinds_apart(experiment) if experiment.clients.sums == "masked" else ():
+        number = sum(len(getattr(holding, kind)) > 0 for holding in partition.shares)
+        if 0 < number < FEWEST:
+            raise BadInput(
+                f"clients.sums = 'masked' needs {FEWEST} clients or more in each mean, and {experiment.name} averages "
+                f"{kind} clients by themselves, of which there {'is' if number == 1 else 'are'} {number}; have {FEWEST}"
+                f" {kind} clients{' (labels.clients)' if kind == 'labeled' else ''}, or leave clients.sums out"
+            )
 
 
 def kind(fed: "Server", task: Task) -> str:
@@ -58,11 +72,12 @@ def masked_mean(
     asked, name = list(jobs), weights_sent(task)
     if name is None or keep:
         raise BadInput(f"clients.sums = 'masked' is not for {fed.experiment.name}, whose server keeps single models")
+    if not asked:
+        return Mean(old, [])
     if not FEWEST <= len(asked) == len({client.id for client, _ in asked}):
         raise RunFailed(
             f"clients.sums = 'masked' needs {FEWEST} different clients or more in each mean, and '{task.name}' of "
-            f"{fed.experiment.name} asks {len(asked)}; labels.clients = {FEWEST}, or a method in which all sites train "
-            "at once, gives enough"
+            f"{fed.experiment.name} asks {len(asked)}; raise clients.per_round, or choose another method"
         )
     replies = list(fed.replies(task, asked))
     labeled = [reply.client.num_labeled > 0 for reply in replies]

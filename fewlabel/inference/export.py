@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fewlabel.core import storage
-from fewlabel.core.errors import BadInput
+from fewlabel.core.errors import BadInput, install
 from fewlabel.engine import record
 from fewlabel.inference.model_card import ONNX, SAFETENSORS, about_model, describe
 from fewlabel.inference.predict import StoredModel
@@ -93,7 +93,7 @@ def to_onnx(model: StoredModel, about: dict[str, Any]) -> bytes:
         import onnx
         import onnxscript  # noqa: F401  # torch's exporter needs it
     except ImportError as error:
-        raise BadInput(f"ONNX files need {error.name}, which is not here: pip install 'fewlabel[export]'") from None
+        raise BadInput(f"ONNX files need {error.name}, which is not here: {install('export')}") from None
     if not model.complete:
         raise BadInput(
             "this model lacks BatchNorm's statistics, which stayed at the sites (model.buffers = 'local'), so it "

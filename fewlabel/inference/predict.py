@@ -25,7 +25,7 @@ from fewlabel.core.tree import Tree
 from fewlabel.data import pictures
 from fewlabel.data.datasets import recolour, resize
 from fewlabel.data.images import Images
-from fewlabel.data.npz import npz_images
+from fewlabel.data.npz import npz_arrays, npz_images
 from fewlabel.data.own.layouts import files_below, is_image
 from fewlabel.data.own.listing import counted
 from fewlabel.data.pictures import Unreadable
@@ -191,10 +191,11 @@ class Reader:
         return pictures.read(file, about.colour, size=self.card.image_size, **self.card.scale)
 
     def arrays(self, file: Path) -> Iterator[tuple[str, np.ndarray]]:
-        with pictures.opening(file), np.load(file, allow_pickle=False) as arrays:
-            keys = [key for key in arrays.files if key.endswith("images")]
-            if not keys:
-                raise Unreadable(f"it has no images, as in train_images, but {', '.join(arrays.files) or 'nothing'}")
+        with pictures.opening(file), npz_arrays(file) as arrays:
+            there = arrays.files
+        keys = [key for key in there if key.endswith("images")]
+        if not keys:
+            raise Unreadable(f"it has no images, as in train_images, but {', '.join(there) or 'nothing'}")
         for key in keys:
             images = (image for some in npz_images(file, key, 0) for image in some)
             yield from ((f"{file}:{key}[{row}]", image) for row, image in enumerate(images))

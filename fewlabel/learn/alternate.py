@@ -57,6 +57,11 @@ def corrected(
     return model
 
 
+def most_passes(method: Any, rounds: int) -> int:
+    """Return the passes of a round at a site with images of both kinds. A method uses this as its `most_passes`."""
+    return int(method.epochs_unlabeled or method.local.epochs) + int(method.local.epochs)
+
+
 def averaged(state: State, mean: Tree, momentum: float) -> State:
     """Return the state after a step of SGD with momentum, at rate 1, from the sent model to the clients' mean."""
     model = tree.add(mean, state.velocity, momentum)

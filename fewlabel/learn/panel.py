@@ -11,6 +11,7 @@ from fewlabel.core.federation import Site
 from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.tasks import Asked
 from fewlabel.core.tree import Tree
+from fewlabel.learn import alternate
 from fewlabel.learn.priors import explained, folds, mistaken
 from fewlabel.learn.thresholds import predict
 
@@ -43,6 +44,17 @@ class Kept:
 
     def fits(self, images: Unlabeled) -> bool:
         return torch.equal(self.brightness, brightness(images))
+
+
+def first_term(method: Any, rounds: int) -> tuple[int, int]:
+    """Return how many rounds a panel learns, and its epochs in each of them: as many in all as in a whole run."""
+    first = max(1, round(method.first_term * rounds))
+    return first, round(method.local.epochs * rounds / first)
+
+
+def most_passes(method: Any, rounds: int) -> int:
+    """Return the most passes of a round over a site's images. A method uses this as its `most_passes`."""
+    return max(int(method.tutors) * first_term(method, rounds)[1], alternate.most_passes(method, rounds))
 
 
 def brightness(images: Unlabeled) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fewlabel.core import sampling
-from fewlabel.core.errors import BadInput, Spent
+from fewlabel.core.errors import BadInput, Spent, install
 from fewlabel.core.images import count_step
 from fewlabel.learn.budget import Privacy
 from fewlabel.learn.optim import Optimizer
@@ -61,7 +61,7 @@ def need_opacus() -> None:
     try:
         import opacus  # noqa: F401
     except ImportError:
-        raise BadInput("privacy needs Opacus: pip install 'fewlabel[privacy]'") from None
+        raise BadInput(f"privacy needs Opacus: {install('privacy')}") from None
 
 
 @contextmanager

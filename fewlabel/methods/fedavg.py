@@ -13,13 +13,15 @@ Departures from the papers, and decisions where they are silent:
 - In FedProx all clients count alike in the average, as in FedMatch's paper. That paper gives no mu; `fedprox` has 0.01.
 - UDA's annealing counts steps over all rounds of a run.
 - With `patience`, a client's learning rate is divided by three if the loss of its model on the server's validation set
-  was not lower for so many rounds. This is so in all rows of FedMatch's paper except Local-*, whose models the server
-  never sees. The server then holds all models of a round until they are scored. Otherwise it holds two.
+  was not lower for so many rounds, as in FedMatch's paper. The server then holds all models of a round until they are
+  scored. Otherwise it holds two. The server never sees the models of Local-*: there, each client scores its own, on its
+  labels that are held out (`labels.held_out`).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -61,6 +63,14 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Own:
+    """What a client keeps if it shares nothing."""
+
+    model: Tree
+    rate: Rate
+
+
+@dataclass(frozen=True)
 class FedAvg:
     """Supervised federated averaging among the clients that have labels."""
 
@@ -84,18 +94,20 @@ class FedAvg:
 
     @property
     def needs_each_model(self) -> bool:
-        return self.patience is not None
+        return self.sharing and self.patience is not None
 
     @property
     def per_image(self) -> bool:
         return self.sharing and self.unlabeled != "uda" and not self.proximal
 
+    def cautions(self, experiment: Any) -> Iterable[str]:
+        if self.patience and not self.sharing and not experiment.labels.held_out:
+            yield f"{experiment.name}: learning rates fall by held-out labels; set labels.held_out, such as 0.1"
+
     def init(self, fed: Federation) -> State:
-        if self.patience and not self.sharing:
-            raise BadInput("learning rates fall by models that the server sees; unset method.patience, or share them")
         if not self.sharing and not fed.labeled:
             raise BadInput("clients that share nothing learn from no labels but their own; let labels.at name clients")
-        if self.patience and fed.server.validation is None:
+        if self.needs_each_model and fed.server.validation is None:
             raise BadInput("learning rates fall by a validation set; set labels.validation, such as 0.1")
         return State(fed.server.weights())
 
@@ -121,7 +133,7 @@ class FedAvg:
         return replace(shared, rate=state.rates[who].lr) if who in state.rates else shared
 
     def rates(self, state: State, fed: Federation, models: dict[str, Model]) -> dict[str, Rate]:
-        if self.patience is None:
+        if self.patience is None or not self.sharing:
             return state.rates
         scores = dict(zip(models, fed.map(self.score, models.values()), strict=True))
         return updated(state.rates, scores, 1.0, self.patience, self.decay)
@@ -132,13 +144,14 @@ class FedAvg:
 
     @on_client
     @on_server
-    def local_update(self, site: Site[Model], msg: Message) -> Model | None:
+    def local_update(self, site: Site[Own], msg: Message) -> Model | None:
         unlabeled = None if self.unlabeled == "none" else site.unlabeled
         if site.labeled is None and unlabeled is None:
             return None
-        model, sizes = site.load((site.state or msg).model), (self.local.batch_size, self.batch_unlabeled)
+        own, sizes = site.state or Own(msg.model, Rate(msg.rate)), (self.local.batch_size, self.batch_unlabeled)
+        model = site.load(own.model)
         updates, taken = optimizer(model, self.local, site.labeled is not None), count()
-        updates.lr *= msg.rate
+        updates.lr *= own.rate.lr
         each = steps(site.labeled, unlabeled, *sizes)
         epochs = self.local.epochs if site.labeled else self.epochs_unlabeled or self.local.epochs
 
@@ -165,10 +178,13 @@ class FedAvg:
             site.show(labeled_accuracy=torch.tensor(score(model.eval(), site.labeled).accuracy))
         if self.sharing:
             return Model(site.weights())
-        site.state = Model(site.weights())
+        rate = own.rate
+        if self.patience and site.held_out:
+            rate = rate.after(score(model.eval(), site.held_out).loss, self.patience, self.decay)
+        site.state = Own(site.weights(), rate)
         return None
 
-    def unsupervised(self, site: Site[Model], batch: tuple[Tensor, ...], epoch: int) -> Tensor:
+    def unsupervised(self, site: Site[Own], batch: tuple[Tensor, ...], epoch: int) -> Tensor:
         """Return FixMatch's loss, or UDA's."""
         weak, strong, index = batch
         with torch.no_grad():

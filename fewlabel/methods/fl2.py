@@ -36,7 +36,7 @@ from fewlabel.core.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federat
 from fewlabel.core.schema import Count, NonNegative, Share
 from fewlabel.core.tasks import on_client, on_server
 from fewlabel.core.tree import Tree
-from fewlabel.learn.alternate import State, alternate, fine_tuned, start
+from fewlabel.learn.alternate import State, alternate, fine_tuned, most_passes, start
 from fewlabel.learn.functional import Borrowed
 from fewlabel.learn.loop import fit
 from fewlabel.learn.losses import adjusted, uda
@@ -69,6 +69,8 @@ class FL2:
     local: Local = Local(epochs=5, batch_size=10, lr=0.03, clip=1.0)
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
+    takes_turns = True
+    most_passes = most_passes
     leaves = f"The weights after training. How sure the received model is of a site's images, as one mean. {SUMS_DO}"
 
     def init(self, fed: Federation) -> State:

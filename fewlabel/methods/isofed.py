@@ -56,6 +56,9 @@ class IsoFed:
     )
     plots = (CLIENT_WEIGHTS,)
 
+    def most_passes(self, rounds: int) -> int:
+        return self.pretraining + max(self.local.epochs, self.epochs_unlabeled or 1)
+
     def init(self, fed: Federation) -> Model:
         return Model(fed.server.weights())
 

@@ -90,6 +90,10 @@ class RSCFed:
                 f"{experiment.clients.count} clients"
             )
 
+    def most_passes(self, rounds: int) -> int:
+        times = self.groups if self.sub_sampling and not self.reuse else 1  # that a site is drawn
+        return times * max(self.local.epochs, self.epochs_unlabeled or 1)
+
     def init(self, fed: Federation) -> Model:
         return Model(fed.server.weights())
 

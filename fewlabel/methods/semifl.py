@@ -60,7 +60,11 @@ class SemiFL:
     local: Local = Local(epochs=5, batch_size=10, lr=0.03, clip=1.0)
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
+    takes_turns = True
     leaves = f"The weights after training. {SUMS_DO}"
+
+    def most_passes(self, rounds: int) -> int:
+        return 2 * (self.epochs_unlabeled or self.local.epochs) + self.local.epochs  # fix set and mix set, then labels
 
     def init(self, fed: Federation) -> State:
         return start(fed.server.weights())

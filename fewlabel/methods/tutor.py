@@ -101,7 +101,8 @@ class Tutor:
     local: Local = Local(epochs=5, batch_size=32, lr=0.03, lr_unlabeled=0.06)
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
-    warms_up = True
+    warms_up = takes_turns = True
+    most_passes = panel.most_passes
     leaves = (
         f"The weights after training. {SUMS_DO} Once, from a site with labels: for each class, how many of its labels "
         "models take for which class, which tells how many labels of each class it has. If the experiment has labels "
@@ -123,9 +124,8 @@ class Tutor:
         return state.model
 
     def round(self, state: State, fed: Federation) -> State:
-        first = max(1, round(self.first_term * fed.rounds))
+        first, epochs = panel.first_term(self, fed.rounds)
         if fed.round <= first:
-            epochs = round(self.local.epochs * fed.rounds / first)
             return self.taught(state, fed, partial(Drill, rate=factor(fed.schedule, fed.round, first), epochs=epochs))
         if state.tutors:  # the second term begins
             state = replace(state, model=state.means[0], tutors=(), mistakes=self.marked(state, fed))

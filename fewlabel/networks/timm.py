@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import torch
 from torch import Tensor, nn
 
-from fewlabel.core.errors import BadInput, StorageError, unknown
+from fewlabel.core.errors import BadInput, StorageError, install, unknown
 from fewlabel.networks.parts import Network, head, replace
 from fewlabel.networks.vision import CONNECT_SECONDS, Normalisation
 
@@ -76,9 +76,7 @@ def _about(name: str) -> Any:
     try:
         import timm
     except ImportError:
-        raise BadInput(
-            f"model 'timm:{name}' needs timm, which is not installed: pip install 'fewlabel[timm]'"
-        ) from None
+        raise BadInput(f"model 'timm:{name}' needs timm, which is not installed: {install('timm')}") from None
     architecture, _, tag = name.partition(".")
     # timm would also take the address of a folder or a repository, and download that.
     if not timm.is_model(architecture):

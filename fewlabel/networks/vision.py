@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 import torch
 from torch import Tensor, nn
 
-from fewlabel.core.errors import BadInput, StorageError
+from fewlabel.core.errors import BadInput, StorageError, install
 from fewlabel.networks.parts import Network, head, replace, rscfed_head
 
 # torch.hub waits for ever, but people who are offline should get an error at once.
@@ -93,9 +93,7 @@ def _torchvision(name: str) -> Any:
     try:
         from torchvision import models
     except ImportError:
-        raise BadInput(
-            f"model '{name}' needs torchvision, which is not installed: pip install 'fewlabel[vision]'"
-        ) from None
+        raise BadInput(f"model '{name}' needs torchvision, which is not installed: {install('vision')}") from None
     return models
 
 

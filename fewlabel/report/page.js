@@ -25,6 +25,13 @@
     minimumFractionDigits: Math.abs(v) >= 1000 ? 0 : digits });
   const faded = (color, share) => color + Math.round(255 * share).toString(16).padStart(2, "0");
 
+  const parts = color => color.slice(1).replace(/^(.)(.)(.)$/, "$1$1$2$2$3$3").match(/../g).map(two => parseInt(two, 16));
+  function ink(paper, color, share) {  // black or white, whichever has the larger contrast (WCAG 2) on a share of a colour
+    const [r, g, b] = parts(paper).map((c, n) => (c + share * (parts(color)[n] - c)) / 255)
+      .map(c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4);
+    return (.2126 * r + .7152 * g + .0722 * b + .05) ** 2 > .05 * 1.05 ? "#000" : "#fff";
+  }
+
   function theme() {
     const style = getComputedStyle(document.documentElement), of = name => style.getPropertyValue(name).trim();
     return { ink: of("--ink"), paper: of("--paper"), line: of("--line"), soft: of("--soft") };
@@ -87,12 +94,16 @@
       const written = values.map((row, y) => row.map((value, x) => !numbers || value === null
         || (chart.diagonal && !right(y, x) && Math.round(value) === 0) ? "" : value.toFixed(chart.digits)));
       const only = (table, keep) => table.map((row, y) => row.map((v, x) => keep(y, x) ? v : null));
-      const layer = (keep, color, top) => ({ type: "heatmap", z: only(values, keep), zmin: low, zmax: top === low ? low + 1 : top,
+      const layer = (keep, color, top, pen) => ({ type: "heatmap", z: only(values, keep), zmin: low, zmax: top === low ? low + 1 : top,
         colorscale: [[0, colors.paper], [1, color]], showscale: !numbers && color === RIGHT, hovertext: only(hover, keep),
         colorbar: { thickness: 10, outlinewidth: 0, tickfont: { color: colors.ink } }, xgap: gap, ygap: gap,
-        hoverinfo: "text", hoverongaps: false, text: written.map((row, y) => row.map((t, x) => keep(y, x) ? t : "")), texttemplate: numbers ? "%{text}" : "" });
-      const data = chart.diagonal ? [layer(right, RIGHT, high), layer((y, x) => !right(y, x), WRONG, high / 2)]
-        : [layer(() => true, RIGHT, high)];
+        hoverinfo: "text", hoverongaps: false, text: written.map((row, y) => row.map((t, x) => keep(y, x) ? t : "")),
+        texttemplate: numbers ? "%{text}" : "", textfont: { color: pen } });
+      const share = (value, top) => Math.min(1, Math.max(0, (value - low) / (top - low || 1)));
+      const layers = (keep, color, top) => numbers ? ["#000", "#fff"].map(pen => layer((y, x) => keep(y, x)
+        && ink(colors.paper, color, share(values[y][x], top)) === pen, color, top, pen)) : [layer(keep, color, top)];
+      const data = (chart.diagonal ? [...layers(right, RIGHT, high), ...layers((y, x) => !right(y, x), WRONG, high / 2)]
+        : layers(() => true, RIGHT, high)).filter(one => one.z.flat().some(value => value !== null));
       const axis = { zeroline: false, showgrid: false, ticks: "" };
       const names = ticks(across, numbers ? MOST_NUMBERS : colors.narrow ? 5 : 10), longest = Math.max(...names.ticktext.map(s => s.length));
       const turned = longest > 3 ? { tickangle: -45 } : { tickangle: 0 };

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from fewlabel.report.charts import Bars, Cells, Chart, Intervals, Lines
 from fewlabel.report.style import (
     GREY,
+    INKS,
     RIGHT,
     WIDE,
     WRONG,
+    contrast,
     draw,
     empty_plot,
     finish_plot,
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 DASHES = {"": "-", "dot": (0, (2, 2)), "dash": (0, (6, 2))}
 MOST_NUMBERS = 12  # rows and columns of a matrix whose numbers can be read
 MOST_PARTS = 50  # of bars that are drawn one by one; more are one image, which is smaller
-DARK_CELL = 0.6  # of the range: from here on, a number in a cell is white
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,14 @@ def shades(color: str) -> "Colormap":
     return LinearSegmentedColormap.from_list(color, [(*to_rgb(color), 0.0), (*to_rgb(color), 1.0)])
 
 
+def ink(color: str, share: float) -> str:
+    """Return what a number is written in on a share of a colour on white: black or white, with the larger contrast."""
+    from matplotlib.colors import to_rgb
+
+    shade = [1 + share * (part - 1) for part in to_rgb(color)]
+    return max(INKS, key=lambda ink: contrast(to_rgb(ink), shade))
+
+
 def row(height: float, names: Sequence[str]) -> float:
     """Return the height of a row in inches: more if a name needs several lines."""
     return max(height, 0.17 * max((text.count("\n") + 1 for text in written(names)), default=1))
@@ -117,9 +126,10 @@ def cells(chart: Cells) -> "Figure":
     if wide <= MOST_NUMBERS and high <= 2 * MOST_NUMBERS:
         for (y, x), value in np.ndenumerate(chart.values):
             if np.isfinite(value) and not (chart.diagonal and y != x and not round(value)):
-                dark = value > lowest + DARK_CELL * (highest - lowest) and not (chart.diagonal and y != x)
-                ink = "#fefefe" if dark else "#000000"
-                axes.text(x, y, f"{value:.{chart.digits}f}", ha="center", va="center", fontsize=9, color=ink)
+                color, top = (WRONG, highest / 2) if chart.diagonal and y != x else (RIGHT, highest)
+                share = min(1.0, max(0.0, (value - lowest) / (top - lowest))) if top > lowest else 0.0
+                style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "color": ink(color, share)}
+                axes.text(x, y, f"{value:.{chart.digits}f}", **style)
     else:
         figure.colorbar(image, ax=axes, pad=0.02)
     return figure

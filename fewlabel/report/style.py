@@ -20,10 +20,22 @@ if TYPE_CHECKING:
 COLORS = ("#2a7de1", "#e07b00", "#12a150", "#c2418f", "#8a63d2", "#d13b3b", "#00a3a3", "#8c6d46")  # on black and white
 GREY = "#8a8a8a"
 RIGHT, WRONG = "#1b62c4", "#e07b00"  # of cells; others have the first, too
+INKS = "#000000", "#fefefe"  # of numbers in cells; a page shows black as its own ink
 WIDE, HIGH = 5.2, 3.4  # inches
 BREAKS = re.compile(r"(?<=[\s,_-])|(?<=\.)(?=[A-Za-z])")  # of a name, but not of a number
 LONGEST, MOST_LINES = 18, 3  # letters in a line of a name beside a plot, and its lines; as in page.js
 MOST_BROKEN = 12  # names with room for several lines
+
+
+def contrast(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the contrast of two colours in red, green and blue from 0 to 1, as WCAG 2 defines it: from 1 to 21."""
+
+    def luminance(color: Sequence[float]) -> float:
+        light = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color]
+        return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
+
+    dark, bright = sorted((luminance(first), luminance(second)))
+    return (bright + 0.05) / (dark + 0.05)
 
 
 def empty_plot(ylabel: str) -> tuple["Figure", "Axes"]:

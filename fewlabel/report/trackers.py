@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from fewlabel.core.errors import BadInput
+from fewlabel.core.errors import BadInput, install
 from fewlabel.core.schema import flatten, plain
 from fewlabel.engine import record
 from fewlabel.experiment import load
@@ -47,7 +47,7 @@ def check_trackers(names: Iterable[str]) -> None:
         if name not in TRACKERS:
             raise BadInput(f"--track knows {' and '.join(TRACKERS)}, found '{name}'")
         if missing := [package for package in TRACKERS[name].needs if find_spec(package) is None]:
-            raise BadInput(f"--track {name} needs {', '.join(missing)}: pip install 'fewlabel[track]'")
+            raise BadInput(f"--track {name} needs {', '.join(missing)}: {install('track')}")
 
 
 class Trackers:

@@ -180,11 +180,11 @@ def test_bad_input_is_one_sentence_and_an_exit_code(
 
 
 def test_a_run_that_its_method_refuses_leaves_no_directory(complaint: Complain, tmp_path: Path) -> None:
-    refused = [*RUN, "--method", "local-sl", "--set", "method.patience=3"]
+    refused = [*RUN, "--method", "local-sl", "--set", "labels.at=server"]
     (tmp_path / "there").mkdir()
     for out in ("new", "new", "there", "there"):
         code, sentence = complaint(*refused, "--out", out)
-        assert (code, "unset method.patience" in sentence) == (2, True)
+        assert (code, "let labels.at name clients" in sentence) == (2, True)
     complaint(*refused)
     left = sorted(path for path in tmp_path.rglob("*") if path.is_file() or path.parent != tmp_path)
     assert left == []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from fewlabel.core.errors import BadInput
 from fewlabel.deploy import keys, members, processes, submit, superlink, wishes

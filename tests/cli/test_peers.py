@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from fewlabel.cli.main import main
 from fewlabel.deploy import peers

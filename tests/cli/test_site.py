@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from fewlabel.deploy import join, members, processes, site_folder
 from tests.cli.test_federation import FLAGS

@@ -274,7 +274,7 @@ def test_frames_are_refused_and_without_pydicom_there_is_one_sentence(
     with pytest.raises(Unreadable, match="2 frames"):
         pictures.read(path, colour=False)
     monkeypatch.setitem(__import__("sys").modules, "pydicom", None)
-    assert "pip install 'fewlabel[dicom]'" in refused(lambda: read_parts(list_images("dicom", tmp_path)))
+    assert "pip install '.[dicom]'" in refused(lambda: read_parts(list_images("dicom", tmp_path)))
 
 
 # Folders
@@ -585,8 +585,18 @@ def test_mistakes_in_npz_are_told(tmp_path: Path) -> None:
     assert "names the class 'a' 2 times" in told(train_images=image, train_labels=[0, 1], classes=["a", "b", "a"])
     assert "2 train images, but 1 patients" in told(train_images=image, train_labels=[0, 1], train_patients=["p"])
     assert "cannot be read" in told(train_images=image, train_labels=np.array([{}, 1], object))
-    path.write_bytes(b"nothing")
-    assert "cannot be read" in refused(lambda: list_images("npz", path))
+
+
+NO_NPZ = {b"nothing": "it is no zip archive", b"": "it is empty", b"\x93NUMPY\x01\x00": "it is a single array (npy)"}
+
+
+@pytest.mark.parametrize("data", NO_NPZ)
+def test_a_file_that_is_no_npz_is_told_in_our_words(data: bytes, tmp_path: Path) -> None:
+    (path := tmp_path / "a.npz").write_bytes(data)
+    assert refused(lambda: list_images("npz", path)) == (
+        f"{path} is not an npz file: {NO_NPZ[data]}; expected arrays as numpy.savez writes them, such as train_images "
+        "and train_labels"
+    )
 
 
 # What all have in common

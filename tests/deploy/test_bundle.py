@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from flwr.app import ConfigRecord, Message, RecordDict
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from fewlabel.core import wire
 from fewlabel.core.federation import Model, train

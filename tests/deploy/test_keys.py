@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cryptography", reason="it comes with Flower: pip install 'fewlabel[flower]'")
+pytest.importorskip("cryptography", reason="it comes with Flower: pip install '.[flower]'")
 
 from fewlabel.core.errors import BadInput
 from fewlabel.deploy import keys

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cryptography", reason="it comes with Flower: pip install 'fewlabel[flower]'")
+pytest.importorskip("cryptography", reason="it comes with Flower: pip install '.[flower]'")
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec

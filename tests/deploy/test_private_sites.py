@@ -2,8 +2,8 @@
 
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
-pytest.importorskip("opacus", reason="Opacus is not installed: pip install 'fewlabel[privacy]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
+pytest.importorskip("opacus", reason="Opacus is not installed: pip install '.[privacy]'")
 
 from pathlib import Path
 

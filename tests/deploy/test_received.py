@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from fewlabel.core import wire
 from fewlabel.core.federation import Model
@@ -117,7 +117,7 @@ def test_large_crafted_weights_are_told_at_the_site(attacked, capfd):
 
 
 def test_noise_hides_single_images_from_crafted_weights(attacked):
-    pytest.importorskip("opacus", reason="Opacus is not installed: pip install 'fewlabel[privacy]'")
+    pytest.importorskip("opacus", reason="Opacus is not installed: pip install '.[privacy]'")
     found = attacked.read(0.05, "[privacy]\nepsilon = 8.0\n")
     assert len(found) == training_attack.UNITS - 1
     assert float(found.max()) < 0.9

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from fewlabel.cli.main import main
 from fewlabel.core import tree, wire

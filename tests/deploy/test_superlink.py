@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.proto.control_pb2 import ListNodesResponse

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from flwr.app import Message
 

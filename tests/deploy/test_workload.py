@@ -4,24 +4,28 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fewlabel[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 import torch
 
 from fewlabel.core import schedule, tree, wire
-from fewlabel.core.federation import TooFewReplies
+from fewlabel.core.described import most_passes
+from fewlabel.core.errors import RunFailed
 from fewlabel.core.images import Tally
 from fewlabel.core.rng import Rng
-from fewlabel.deploy import workload
+from fewlabel.core.schema import plain
+from fewlabel.data.site_files import Terms
+from fewlabel.deploy import experiments, policy, workload
 from fewlabel.deploy.messages import Refused
 from fewlabel.deploy.received import Received
 from fewlabel.deploy.server import serve
 from fewlabel.engine.executor import Job
 from fewlabel.engine.record import read_rounds
+from fewlabel.experiment import Experiment
 from fewlabel.learn.sparse import pack
 from fewlabel.methods.fedavg import Message as FedAvgMessage
 from fewlabel.methods.fedmatch import Message
-from tests.deploy.federated import experiment, federate, simulated, split, weights
+from tests.deploy.federated import experiment, federate, local_grid, simulated, split, weights
 from tests.deploy.test_policy import ask, grid
 from tests.nets import tiny
 
@@ -86,8 +90,45 @@ def test_all_trainings_of_a_round_count_together(tmp_path):
     simulated(whole, tmp_path / "simulated")
     assert weights(run) == weights(tmp_path / "simulated")  # a limit that is kept changes no bit
     file.write_text("most_epochs = 3\n")
-    with pytest.raises(TooFewReplies, match=r"more than 1 times, and no more are left in this round \(most_epochs\)"):
-        serve(grid(data, tmp_path / "state3", file), federate(whole, data, tmp_path / "run3"))
+    why = r"3 of 4 sites .* for 3 epochs at most, and a round of tutor may have 4 in all \(most_epochs\)"
+    with pytest.raises(RunFailed, match=why):  # before anything is trained
+        serve(grid(data, tmp_path / "state3", file), federate(whole, data, tmp_path / "run3", patience=0.5))
+
+
+# Epochs of a round at sites with labels and without, and what a round makes of them.
+BOTH = ("method.local.epochs=2", "method.epochs_unlabeled=1")
+MOST = {
+    "tutor": ("labels.at=every-client", 4 * 3),  # 4 tutors; 2 epochs in each of 3 rounds are 3 in each of the first 2
+    "semifl": ("labels.at=every-client", 1 + 1 + 2),  # fix set, mix set, labels
+    "fl2": ("labels.at=every-client", 1 + 2),
+    "rscfed": ("labels.clients=2", 3 * 2),  # 3 groups of 5, so that each of 4 sites is in all
+    "isofed": ("labels.clients=2", 1 + 2),  # one to adapt; of a site without labels, whose adapting counts as well
+}
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_a_method_says_how_often_a_round_passes_over_images_and_sites_count_as_many(name, tmp_path):
+    at, most = MOST[name]
+    more = {"semifl": ["method.threshold=0"], "fl2": ["method.threshold=0"], "isofed": ["method.epochs_unlabeled=2"]}
+    whole = experiment(f"method={name}", at, *BOTH, *more.get(name, ()))
+    assert most_passes(whole) == most
+    data = split(whole, tmp_path / "sites")
+    serve(local_grid(data, tmp_path / "state"), federate(whole, data, tmp_path / "run"))
+    rounds = [calls for path in tmp_path.rglob(workload.FILE) for calls in workload.read(path.parent).values()]
+    assert max(sum(done.passes for done in calls.values()) for calls in rounds) == most
+
+
+def test_a_site_reads_and_limits_the_passes_of_a_round_and_not_the_epochs_of_one_task():
+    """Tutor's default: 5 epochs in each of 30 rounds are 10 in each of the first 15, for each of 4 tutors."""
+    whole = Experiment(method="tutor")
+    assert whole.method.local.epochs == 5
+    record = experiments.Record(RUN, "", "", plain(whole), plain(Terms(("cat", "dog"), 1, 28)))
+    assert "epochs 5" in experiments.summary(record)
+    assert "; all tasks of a round together pass over your images 40 times at most\n" in experiments.summary(record)
+    sentence = "it trains for 39 epochs at most, and a round of tutor may have 40 in all (most_epochs)"
+    assert list(policy.objections(policy.Policy(most_epochs=39), whole, labeled=20)) == [sentence]
+    assert list(policy.objections(policy.Policy(most_epochs=39), whole, labeled=0)) == []
+    assert list(policy.objections(policy.Policy(most_epochs=40), whole, labeled=20)) == []
 
 
 def test_a_round_that_is_repeated_counts_once(tmp_path):

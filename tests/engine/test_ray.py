@@ -133,5 +133,5 @@ def test_a_backend_that_is_not_there_is_one_sentence(
     assert "--backend is for one run at a time" in capsys.readouterr().err
     monkeypatch.setattr("fewlabel.engine.backends.find_spec", lambda name: None)
     assert main(["run", "--backend", "flower-ray", "--out", "run"]) == 2
-    assert "pip install 'fewlabel[flower]'" in capsys.readouterr().err
+    assert "pip install '.[flower]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

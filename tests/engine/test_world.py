@@ -24,7 +24,7 @@ def test_a_grey_image_gets_the_means_over_the_three_channels_that_it_stands_for(
 
 
 def test_weights_of_timm_get_their_own():
-    pytest.importorskip("timm", reason="timm is not installed: pip install 'fewlabel[timm]'")
+    pytest.importorskip("timm", reason="timm is not installed: pip install '.[timm]'")
     model = Net("timm:vit_tiny_patch16_224", pretrained=True)
     dataset = dataset_of(Experiment(data=Data("digits", image_size=32), model=model))
     assert (dataset.splits["train"].images.mean, dataset.splits["train"].images.std) == ((0.5,), (0.5,))

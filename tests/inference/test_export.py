@@ -180,7 +180,7 @@ def test_without_onnx_one_sentence_says_what_to_install(
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert main(["export", str(trained("model=tests.nets:tiny")), "--to", "onnx"]) == 2
     assert capsys.readouterr().err == (
-        "fewlabel: ONNX files need onnx, which is not here: pip install 'fewlabel[export]'\n"
+        "fewlabel: ONNX files need onnx, which is not here: in FewLabel's folder, pip install '.[export]'\n"
     )
 
 

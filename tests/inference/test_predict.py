@@ -184,15 +184,17 @@ def test_what_cannot_be_read_is_named_and_the_others_are_predicted(
     (tmp_path / "broken.png").write_bytes(b"no image")
     Image.new("I;16", (8, 8), 4000).save(tmp_path / "wide.png")
     np.savez(tmp_path / "odd.npz", labels=np.zeros(3))
-    given = [tmp_path / name for name in ("broken.png", "gone.png", "wide.png", "odd.npz")]
+    (tmp_path / "no.npz").write_bytes(b"no npz")
+    given = [tmp_path / name for name in ("broken.png", "gone.png", "wide.png", "odd.npz", "no.npz")]
     assert main(["predict", *map(str, [run, *given, images / "test"])]) == 2
     said = capsys.readouterr()
-    assert said.err == "fewlabel: 4 files could not be read, 15 images were\n"
+    assert said.err == "fewlabel: 5 files could not be read, 15 images were\n"
     for words in (
         "broken.png: it is not an image of a known format",
         "gone.png: there is no such file",
         "wide.png: it has more than eight bits, and the model was trained on images of eight",
         "odd.npz: it has no images, as in train_images, but labels",
+        "no.npz is not an npz file: it is no zip archive; expected arrays",
     ):
         assert words in said.out
     assert said.out.count("test/") == 15

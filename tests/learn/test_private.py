@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-pytest.importorskip("opacus", reason="Opacus is not installed: pip install 'fewlabel[privacy]'")
+pytest.importorskip("opacus", reason="Opacus is not installed: pip install '.[privacy]'")
 
 from scipy.stats import kstest
 

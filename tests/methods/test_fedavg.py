@@ -22,10 +22,12 @@ from fewlabel.engine.record import read_rounds
 from fewlabel.engine.rounds import Server
 from fewlabel.engine.run import execute
 from fewlabel.engine.serial import Serial
+from fewlabel.experiment import Experiment, Labels
 from fewlabel.learn.losses import annealed, fixmatch, uda
 from fewlabel.learn.optim import Local
+from fewlabel.learn.plateau import Rate
 from fewlabel.methods import METHODS, fedavg
-from fewlabel.methods.fedavg import FedAvg, Message, State
+from fewlabel.methods.fedavg import FedAvg, Message, Own, State
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.results import Result
 from tests.hand import Sites, weights
@@ -445,8 +447,6 @@ def test_without_patience_nothing_is_scored_and_rates_stay():
 
 def test_what_falling_rates_need_is_said():
     fed = Few(hand_site(0, [(0, 0)]))
-    with pytest.raises(BadInput, match=r"unset method.patience, or share them$"):
-        replace(DECAY, sharing=False).init(fed)
     fed.server.validation = None
     assert FedAvg().init(fed).rates == {}
     with pytest.raises(BadInput, match=r"fall by a validation set; set labels.validation, such as 0.1$"):
@@ -479,6 +479,34 @@ def test_each_client_goes_on_from_its_own_model_of_the_round_before():
         assert torch.equal(one.state.model["1.bias"], one.scored[0]["1.bias"])
     assert again.model is state.model is start.model
     assert method.model(again) is None
+
+
+def test_who_trains_alone_lowers_its_rate_by_its_own_held_out_labels():
+    """As shared models do on the server's validation set, which a client that trains alone does not need."""
+    alone, found = replace(DECAY, sharing=False), dict[int, list[float]]()
+    for aside in (0, 1):  # the label held out; a step towards label 0 lessens the loss of 0 and raises that of 1
+        one = hand_site(0, [(0, 0)], held_out=hand_site(0, [(0, aside)]).labeled)
+        fed = Few(one)
+        fed.server.validation, state = None, State(weights([0.0, 0.0]))
+        assert alone.init(fed).rates == {}
+        rates = found.setdefault(aside, [])
+        for _ in range(5):
+            state = alone.round(state, fed)
+            rates.append(one.state.rate.lr)
+    # Of label 1 the first round sets the mark, and each two that do not pass it divide the rate by 4.
+    assert found == {0: [1, 1, 1, 1, 1], 1: [1, 1, 1 / 4, 1 / 4, 1 / 16]}
+
+
+def test_a_rate_that_has_fallen_is_used_and_without_held_out_labels_none_falls():
+    alone, start = FedAvg(local=PLAIN, sharing=False, patience=1, decay=4.0), weights([0.0, 0.0])
+    one = hand_site(0, [(0, 0)])
+    one.state = Own(start, Rate(0.25))
+    alone.local_update(one, Message(start))
+    assert one.state.model["1.bias"].tolist() == [0.25 * 1 / 2, -0.25 * 1 / 2]  # the gradient is (-1/2, 1/2)
+    assert one.state.rate == Rate(0.25)
+    [sentence] = alone.cautions(Experiment(method="local-sl"))
+    assert sentence == "local-sl: learning rates fall by held-out labels; set labels.held_out, such as 0.1"
+    assert not list(alone.cautions(Experiment(labels=Labels(held_out=0.1))))
 
 
 def test_local_fixmatch_goes_on_from_its_own_model_too():

@@ -11,6 +11,9 @@ import torch
 from fewlabel.core import tree
 from fewlabel.core.federation import ClientInfo, Model, Site
 from fewlabel.core.tasks import Asked
+from fewlabel.data.partition import Partition
+from fewlabel.engine.record import PARTITION, read_rounds
+from fewlabel.engine.run import execute
 from fewlabel.learn.evidence import Models
 from fewlabel.learn.panel import Mistakes
 from fewlabel.methods.tutor import Drill, Lesson, State, Tutor, Tutors, Update
@@ -103,7 +106,7 @@ def test_tutors_see_an_image_in_all_views_before_a_site_learns():
 
 def test_tutors_label_by_the_sites_own_classes():
     # By these weights an image 2 is of class 0 with 9/10, an image -1 of class 1 with 3/4. Of nine images 2 and one -1,
-    # the tutor says class 0 of 9/10. Nothing is known of its mistakes, so these are the shares: smoothed, 0.892 : 0.108.
+    # the tutor says class 0 of 9/10. Nothing is known of its mistakes, so these are the shares, smoothed 0.892 : 0.108.
     slope = Model(weights([math.log(3), 0.0]))
     one = site(0, unlabeled=[2] * 9 + [-1])
     replace(PLAIN, shares=True).learn(one, lesson(slope, slope))
@@ -222,6 +225,22 @@ def test_a_site_cannot_claim_more_mistakes_than_it_has_labels():
     for wrong in (torch.ones(2, 2), torch.ones(2, dtype=torch.int64)):
         with pytest.raises(ValueError, match="2 by 2 whole numbers"):
             Mistakes(wrong).check_answer(asked)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "share", "passes", "studying"),
+    [(1, 0, [1], []), (1, 1, [1], []), (2, 0, [2, 1], [2]), (2, 1, [1, 1], []), (3, 0, [3, 1, 1], [2, 3])],
+)
+def test_the_first_term_has_one_round_at_least_and_a_run_of_any_length_ends(rounds, share, passes, studying, small_run):
+    """One tutor, one epoch a round: round 1 has all passes of the run if it is the only one of the first term."""
+    changes = ("method=tutor", "method.tutors=1", f"method.first_term={share}", f"rounds={rounds}", "labels.clients=2")
+    run = small_run(*changes, "method.guard=false")
+    execute(run, workers=1)
+    lines, shares = read_rounds(run), Partition.load(run / PARTITION).shares
+    labeled = sum(len(holding.labeled) for holding in shares)
+    assert [line["images_labeled"] / labeled for line in lines] == passes
+    assert [line["round"] for line in lines if line["images_unlabeled"]] == studying
+    assert (run / "model.safetensors").exists()
 
 
 def test_tutors_have_all_passes_of_a_run_in_the_first_term():

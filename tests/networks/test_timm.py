@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.networks import Network, build, image_size, normalisation
 
-timm = pytest.importorskip("timm", reason="timm is not installed: pip install 'fewlabel[timm]'")
-hub = pytest.importorskip("huggingface_hub", reason="it comes with timm: pip install 'fewlabel[timm]'")
+timm = pytest.importorskip("timm", reason="timm is not installed: pip install '.[timm]'")
+hub = pytest.importorskip("huggingface_hub", reason="it comes with timm: pip install '.[timm]'")
 
 # Small ones of several kinds: a transformer, one whose BatchNorm includes the activation, LayerNorm, BatchNorm
 NAMES = ["test_vit", "test_efficientnet", "test_convnext", "test_resnet"]

@@ -12,18 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from fewlabel.cli.main import main
 from fewlabel.engine.run import execute, prepare
 from fewlabel.experiment import Experiment, read
-from fewlabel.report.charts import Cells
+from fewlabel.report.charts import PERCENT, Cells
 from fewlabel.report.comparison import Comparison
 from fewlabel.report.curves import MOST_POINTS
 from fewlabel.report.plots import ABOUT, FIRST, SEVERAL_SEEDS, about_sections, left_out, sections
 from fewlabel.report.results import Result
 from fewlabel.report.runs import Row
 from fewlabel.report.static import cells, limit_to_percent
-from fewlabel.report.style import empty_plot, in_lines
+from fewlabel.report.style import contrast, empty_plot, in_lines
 from tests.browser import Browser, browsed, started
 from tests.conftest import SMALL
 from tests.report.layout import lay_out, metrics
@@ -395,6 +396,53 @@ def test_matrices_are_the_runs_numbers_in_the_mean_over_seeds(real: dict[str, li
     right, wrong = (image.get_array() for image in confusion.figure.axes[0].images)
     assert (right.filled(0) + wrong.filled(0)).sum(1).tolist() == pytest.approx([100.0] * 10)
     assert not (right.filled(0) * wrong.filled(0)).any()  # the diagonal, and all else
+
+
+def test_contrast_is_that_of_wcag() -> None:
+    assert contrast((0, 0, 0), (1, 1, 1)) == pytest.approx(21)
+    assert contrast((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)) == 1
+    assert contrast((1, 0, 0), (1, 1, 1)) == pytest.approx(1.05 / (0.2126 + 0.05))  # red has 0.2126 of white's light
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_numbers_in_cells_of_all_shades_have_enough_contrast(diagonal: bool) -> None:
+    """On white paper. WCAG asks for 4.5."""
+    for value in np.arange(0.0, 101.0):
+        chart = Cells(np.full((2, 2), value), ["a", "b"], ["a", "b"], "", "", PERCENT, diagonal=diagonal)
+        axes = cells(chart).axes[0]
+        for text in axes.texts:
+            x, y = map(int, text.get_position())
+            [shade] = [
+                i.to_rgba(i.get_array())[y, x] for i in axes.images if not np.ma.getmaskarray(i.get_array())[y, x]
+            ]
+            on_paper = [1 + shade[3] * (part - 1) for part in shade[:3]]
+            assert contrast(to_rgb(text.get_color()), on_paper) >= 4.5, (value, x, y)
+
+
+@browsed
+@pytest.mark.parametrize(("dark", "paper"), [(False, "#fff"), (True, "#16181c")])
+def test_numbers_in_cells_have_enough_contrast_in_light_and_dark(
+    dark: bool, paper: str, browser: Browser, tmp_path: Path
+) -> None:
+    """Twelve classes, whose shares on the diagonal fall from 100 to 12, and beside it rise from 0 to 88."""
+    counts = (np.diag(range(100, 4, -8)) + np.roll(np.diag(range(0, 96, 8)), 1, axis=1)).tolist()
+    test = metrics(0.5, recall_per_class=[0.5] * 12, confusion=counts)
+    lines = [{"round": 1, "test": test, "seconds": 1.0, "bytes_up": 1, "bytes_down": 1}]
+    classes = {"classes": [f"c{n}" for n in range(12)], "clients": []}
+    browser.look(dark=dark)
+    browser.open(lay_out(tmp_path / "run", Experiment(rounds=1), lines, partition=classes).report(), DRAWN)
+    layers = browser.ask(
+        """[...document.querySelectorAll(".live")].flatMap(e => e.data).filter(one => one.type === "heatmap")
+        .map(one => ({ z: one.z.flat().filter(value => value !== null), top: one.zmax, scale: one.colorscale,
+                       ink: one.textfont.color }))"""
+    )
+    assert {(layer["ink"], layer["scale"][0][1]) for layer in layers} == {("#000", paper), ("#fff", paper)}
+    for layer in layers:
+        pale, strong = (to_rgb(color) for _, color in layer["scale"])
+        for value in layer["z"]:
+            share = min(1, value / layer["top"])
+            shade = [low + share * (high - low) for low, high in zip(pale, strong, strict=True)]
+            assert contrast(to_rgb(layer["ink"]), shade) >= 4.5, (layer, value)
 
 
 def test_bars_are_as_long_as_clients_have_images_and_labeled_ones_are_marked(real: dict[str, list[Result]]) -> None:

@@ -154,7 +154,7 @@ def test_what_is_missing_or_unknown_is_said_before_anything_is_written(
     for name in ("mlflow", "sqlalchemy"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr("fewlabel.report.trackers.find_spec", lambda name: None if name == "sqlalchemy" else object())
-    assert said("mlflow") == "fewlabel: --track mlflow needs sqlalchemy: pip install 'fewlabel[track]'\n"
+    assert said("mlflow") == "fewlabel: --track mlflow needs sqlalchemy: in FewLabel's folder, pip install '.[track]'\n"
     assert not (tmp_path / "run").exists()
 
 

@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.data import pictures
-from fewlabel.data.npz import npz_shape
+from fewlabel.data.npz import npz_arrays, npz_shape
 from fewlabel.data.own.listing import (
     CLASSES,
     PATIENTS,
@@ -30,7 +28,6 @@ from fewlabel.data.own.listing import (
     refuse_loose,
     refuse_repeated,
 )
-from fewlabel.data.reading import reading
 
 ALIEN = (".heic", ".heif", ".avif", ".jp2", ".j2k", ".jpf", ".jpx")  # images that Pillow may or may not read
 COLUMNS = {
@@ -279,15 +276,15 @@ def list_npz(path: Path) -> Listing:
     It may also hold `classes`, their names, and the patients. If it has only one split, as at a site, its images count
     as not split.
     """
-    with reading(path), np.load(path, allow_pickle=False) as arrays:
-        keys = getattr(arrays, "files", [])
+    with npz_arrays(path) as arrays:
+        keys = arrays.files
         there = [name for name in ("train", "val", "test") if f"{name}_images" in keys]
         labels = {name: arrays[f"{name}_labels"] for name in there if f"{name}_labels" in keys}
         named = tuple(arrays["classes"].astype(str).ravel().tolist()) if "classes" in keys else ()
         patients = {n: arrays[f"{n}_patients"].astype(str).ravel() for n in there if f"{n}_patients" in keys}
     if len(labels) < max(1, len(there)):
         lacks = next((name for name in there if name not in labels), "train")
-        raise BadInput(f"{path} has no {lacks}_images and {lacks}_labels; it has {', '.join(keys) or 'a single array'}")
+        raise BadInput(f"{path} has no {lacks}_images and {lacks}_labels; it has {', '.join(keys) or 'no array'}")
     refuse_repeated(named, f"'classes' in {path}")
     shapes = {name: npz_shape(path, f"{name}_images") for name in labels}
     for name, label in labels.items():

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from fewlabel.data.npz import npz_images
+from fewlabel.data.npz import npz_arrays, npz_images
 from fewlabel.data.published.files import cache
 from fewlabel.data.published.pickled import unpickle
 from fewlabel.data.raw import CHUNK, Part, Raw
@@ -160,7 +160,7 @@ def svhn_part(path: Path) -> Part:
 
 def medmnist(path: Path, *, classes: tuple[str, ...]) -> Raw:
     """Read one of MedMNIST's sets."""
-    with reading(path), np.load(path, allow_pickle=False) as arrays:
+    with npz_arrays(path) as arrays:
         labels = {split: arrays[f"{split}_labels"].reshape(-1) for split in ("train", "val", "test")}
     names = {"train": "train", "validation": "val", "test": "test"}
     parts = {name: Part(labels[split], partial(npz_images, path, f"{split}_images")) for name, split in names.items()}
