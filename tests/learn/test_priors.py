@@ -1,9 +1,9 @@
-"""Shares of classes estimated by EM, worked out by hand."""
+"""Shares of classes estimated from predictions, worked out by hand."""
 
 import pytest
 import torch
 
-from fewlabel.learn.priors import adapted
+from fewlabel.learn.priors import adapted, explained, folds, mistaken
 
 P = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.5, 0.5]])
 
@@ -38,3 +38,36 @@ def test_em_finds_the_true_shares_of_predictions_that_are_right_for_equal_classe
     # and p(0 | b) = 1/8. Of 1,000 images 80 % are of class 0: 780 are a, 220 are b.
     p = torch.tensor([[3 / 4, 1 / 4]] * 780 + [[1 / 8, 7 / 8]] * 220, dtype=torch.float64)
     assert adapted(p, steps=500, smoothing=0.0)[1].tolist() == pytest.approx([0.8, 0.2], abs=1e-6)
+
+
+def test_folds_spread_the_labels_of_each_class_evenly():
+    fold = folds(torch.tensor([1, 0, 1, 1, 0, 2]), 3)
+    assert fold.tolist() == [2, 0, 0, 1, 1, 2]  # in order of classes: images 1 and 4, then 0, 2, 3, then 5
+
+
+def test_mistakes_count_labels_by_what_they_are_taken_for():
+    assert mistaken(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 1, 1]), 2).tolist() == [[1, 1], [0, 2]]
+
+
+def test_shares_explain_predictions_by_known_mistakes():
+    # Class 0 is always known, and class 1 is taken for it half of the time. If three of four images are predicted as
+    # class 0, 3/4 = a + (1 - a) / 2, and so a = 1/2.
+    mistakes = torch.tensor([[10**6, 5 * 10**5], [0, 5 * 10**5]])
+    found = explained(torch.tensor([0.75, 0.25]), mistakes)
+    assert found.tolist() == pytest.approx([0.5, 0.5], abs=1e-4)
+    # One step from equal shares: predictions 0 are of class 0 like 1 : 1/2, predictions 1 always of class 1.
+    step = explained(torch.tensor([0.75, 0.25]), mistakes, steps=1)
+    assert step.tolist() == pytest.approx([0.75 * 2 / 3, 0.75 / 3 + 0.25], abs=1e-4)
+
+
+def test_few_labels_are_smoothed_by_what_is_usual():
+    # Three of four labels are right. Class 1 has one label, which was wrong; with two more like all, it is right in
+    # 1.5 of 3 cases, and class 0 in 4.5 of 5. Predictions like those of half and half: (0.9 + 0.5) / 2.
+    mistakes = torch.tensor([[3, 1], [0, 0]])
+    predicted = torch.tensor([(0.9 + 0.5) / 2, (0.1 + 0.5) / 2])
+    assert explained(predicted, mistakes).tolist() == pytest.approx([0.5, 0.5], abs=1e-3)
+
+
+def test_without_known_mistakes_predictions_are_taken_as_right():
+    none = torch.zeros(2, 2, dtype=torch.int64)
+    assert explained(torch.tensor([0.7, 0.3]), none).tolist() == pytest.approx([0.7, 0.3])
