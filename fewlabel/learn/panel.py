@@ -62,9 +62,18 @@ def brightness(images: Unlabeled) -> Tensor:
     return torch.cat([x.flatten(1).mean(1) for x, _ in images.batches(("plain",), 256, shuffle=False)])
 
 
-def part(images: Labeled, number: int, fold: int, inside: bool) -> Labeled:
-    """Return the labeled images inside one of a number of folds, or those outside of it."""
-    return images.at(((folds(images.y, number) == fold) == inside).nonzero().flatten())
+def part(site: Site[Any], panel: int, model: int, new: bool) -> Labeled | None:
+    """Return the labels of a site that one of the models of a panel is trained on, or those that stay new to it.
+
+    The first model, 0, is trained on all of them. Each of the others leaves out a fold, so that together they leave out
+    all labels once. (If there is one other, it leaves out half of them.) Sites begin with different folds, so that no
+    model leaves out most labels of sites that have one or two.
+    """
+    if not site.labeled:
+        return None
+    number = max(panel - 1, 2)
+    fold = (folds(site.labeled.y, number) + site.info.id) % number + 1
+    return site.labeled.at(((fold == model) == new).nonzero().flatten())
 
 
 def say(site: Site[Any], model: Tree, images: Unlabeled, views: int) -> Tensor:
@@ -74,10 +83,10 @@ def say(site: Site[Any], model: Tree, images: Unlabeled, views: int) -> Tensor:
 
 
 def mark(site: Site[Any], panel: Sequence[Tree], views: int) -> Mistakes:
-    """Count what each model but the first makes of the labels in its fold, on which it was not trained."""
+    """Count what each model but the first makes of the labels that are new to it."""
     found = torch.zeros(site.num_classes, site.num_classes, dtype=torch.int64)
-    for fold, model in enumerate(panel):
-        new = part(site.labeled, len(panel), fold, inside=True) if site.labeled and fold else None
+    for number, model in enumerate(panel):
+        new = part(site, len(panel), number, new=True)
         if new:
             said = say(site, model, new.without_labels(), views).argmax(1)
             found += mistaken(said, new.y, site.num_classes).to(found.device)

@@ -4,8 +4,8 @@ A run has two terms. In the first, the tutors learn: a few models that sites wit
 itself. They begin with other weights, so each makes other mistakes. By the end of the term each has had as many passes
 over labels as labels alone have in a whole run, and its learning rate has fallen to nothing, because a tutor that is
 still learning fast labels badly. What counts is the average of each over rounds. Each tutor but the first leaves out
-some labels of every class, and each of them others. At the end of the term, sites with labels count what the tutors
-make of these: how often they take which class for which (`learn.panel.mark`).
+some labels of every class, a quarter of all, and each of them others. At the end of the term, sites with labels count
+what the tutors make of these: how often they take which class for which (`learn.panel.mark`).
 
 In the second term the tutors stay as they are. A site without labels gets them once. It shows its images to all tutors
 in several views and takes what they say together (`learn.panel.label`): the mean of their log-probabilities, which is
@@ -62,7 +62,7 @@ class Drill:
     model: Weights
     rate: float  # the schedule's factor of the learning rate, from the beginning of the term
     epochs: int
-    fold: int = 0  # of labels to leave out; 0: none
+    tutor: int = 0  # its number; each but the first leaves out other labels
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Update:
 class Tutor:
     """FewLabel's own: models from labels alone label together, sites without labels study, labeled sites correct."""
 
-    tutors: Count = 4  # models that learn from labels alone and label together
+    tutors: Count = 5  # models that learn from labels alone and label together
     first_term: Share = 0.5  # share of the rounds in which tutors learn and nobody studies
     views: Natural = 7  # weak views of an image, beside the plain one, that tutors label it by
     shares: bool = True  # weigh labels by how frequent classes are at a site; if false, take them as equal
@@ -138,7 +138,7 @@ class Tutor:
     def taught(self, state: State, fed: Federation, drill: Callable[..., Drill]) -> State:
         """Let the tutors learn from labels. The first learns all of them, and is shipped until the second term."""
         numbered = enumerate(state.tutors)
-        tutors = tuple(corrected(fed, one, self.correct, partial(drill, fold=fold)) for fold, one in numbered)
+        tutors = tuple(corrected(fed, one, self.correct, partial(drill, tutor=number)) for number, one in numbered)
         decay = min(0.8, 1 - 1 / fed.round)  # of the mean over rounds, as in the recipe
         means = tuple(tree.mean([(decay, old), (1 - decay, new)]) for old, new in zip(state.means, tutors, strict=True))
         return replace(state, model=tutors[0], tutors=tutors, means=means)
@@ -195,8 +195,7 @@ class Tutor:
     @on_client
     @on_server
     def correct(self, site: Site[Kept], msg: Drill) -> Model | None:
-        if site.labeled and msg.fold:
-            site.labeled = panel.part(site.labeled, self.tutors, msg.fold, inside=False)
+        site.labeled = panel.part(site, self.tutors, msg.tutor, new=False)
         with during(msg.rate):
             return fine_tuned(site, Model(msg.model), replace(self.local, epochs=msg.epochs))
 

@@ -15,7 +15,7 @@ from fewlabel.data.partition import Partition
 from fewlabel.engine.record import PARTITION, read_rounds
 from fewlabel.engine.run import execute
 from fewlabel.learn.evidence import Models
-from fewlabel.learn.panel import Mistakes
+from fewlabel.learn.panel import Mistakes, part
 from fewlabel.methods.tutor import Drill, Lesson, State, Tutor, Tutors, Update
 from tests.hand import STEP, passes, site, weights
 from tests.methods.test_rscfed import START, SUPERVISED, approx, moved
@@ -188,31 +188,44 @@ def test_tutors_learn_from_labels_alone_in_the_first_term():
 
 
 def test_each_tutor_but_the_first_leaves_out_other_labels():
-    # Of eight labels, four of each class, the folds of four tutors have one of each class.
-    how, labels = replace(PLAIN, tutors=4), [(1, 0), (1, 1)] * 4
-    for fold, number in ((0, 8), (1, 6), (2, 6), (3, 6)):
+    # Of eight labels, four of each class, each of four tutors leaves out one of each class.
+    how, labels = replace(PLAIN, tutors=5), [(1, 0), (1, 1)] * 4
+    for number, images in ((0, 8), (1, 6), (2, 6), (3, 6), (4, 6)):
         seen = passes(one := site(1, labels))
-        how.correct(one, Drill(START.model, 1.0, 1, fold))
-        assert sum(size for _, size in seen) == number
+        how.correct(one, Drill(START.model, 1.0, 1, number))
+        assert sum(size for _, size in seen) == images
     fed = serving(site(1, labels), round=1)
-    how.round(first_term(START, START, START, START), fed)
-    assert [message.fold for _, message in fed.sent] == [0, 1, 2, 3]
+    how.round(first_term(*[START] * 5), fed)
+    assert [message.tutor for _, message in fed.sent] == [0, 1, 2, 3, 4]
     fed = serving(site(1, labels), round=BEGINS + 1)
     how.round(second_term(), fed)
-    assert [message.fold for _, message in fed.sent] == [0]
+    assert [message.tutor for _, message in fed.sent] == [0]
+
+
+@pytest.mark.parametrize(("tutors", "learned"), [(1, [4]), (2, [4, 2]), (3, [4, 2, 2])])
+def test_few_tutors_leave_out_half_at_most(tutors, learned):
+    one = site(1, [(1, 0), (1, 1)] * 2)
+    assert [len(part(one, tutors, number, new=False)) for number in range(tutors)] == learned
+
+
+def test_sites_with_one_label_leave_it_out_of_different_tutors():
+    for number in range(8):
+        learned = [len(part(site(number, [(1, 0)]), 5, tutor, new=False)) for tutor in range(1, 5)]
+        assert learned == [tutor != number % 4 for tutor in range(4)]
 
 
 def test_sites_with_labels_count_the_tutors_mistakes_once():
-    # Tutors 1 to 3 take everything for class 0, each in its fold of one label of each class.
-    how, labels = replace(PLAIN, tutors=4), [(1, 0), (1, 1)] * 4
-    assert how.mark(site(1, labels), Tutors((START.model,) * 4)).counts.tolist() == [[3, 3], [0, 0]]
-    assert how.mark(site(1, unlabeled=[1]), Tutors((START.model,) * 4)).counts.tolist() == [[0, 0], [0, 0]]
-    assert how.mark(site(1, [(1, 1)]), Tutors((START.model,) * 4)).counts.sum() == 0  # its only label is in fold 0
+    # Tutors 1 to 4 take everything for class 0, each one label of each class.
+    how, labels, five = replace(PLAIN, tutors=5), [(1, 0), (1, 1)] * 4, (START,) * 5
+    message = Tutors(tuple(tutor.model for tutor in five))
+    assert how.mark(site(1, labels), message).counts.tolist() == [[4, 4], [0, 0]]
+    assert how.mark(site(1, unlabeled=[1]), message).counts.tolist() == [[0, 0], [0, 0]]
+    assert how.mark(site(1, [(1, 1)]), message).counts.tolist() == [[0, 1], [0, 0]]  # which tutor 2 leaves out
     fed = serving(site(0, unlabeled=[1]), site(1, labels), site(2, labels), labeled=[(1, 0), (1, 0)], round=BEGINS)
-    after = how.round(first_term(START, OTHER, START, START), fed)
-    # The server has two labels of class 0, the second of which is for OTHER. It says 1 of anything.
-    assert after.mistakes.tolist() == [[4, 4], [2 + 1, 2]]
-    assert [message.mistakes.tolist() for _, message in fed.sent if isinstance(message, Lesson)] == [[[4, 4], [3, 2]]]
+    after = how.round(first_term(START, OTHER, START, START, START), fed)
+    # OTHER takes everything for class 1: one label of each class at each site, and the first of the server's two.
+    assert after.mistakes.tolist() == [[3 + 3 + 1, 3 + 3], [1 + 1 + 1, 1 + 1]]
+    assert [message.mistakes.tolist() for _, message in fed.sent if isinstance(message, Lesson)] == [[[7, 6], [3, 2]]]
     assert how.round(after, serving(site(1, labels), round=BEGINS + 1)).mistakes.equal(after.mistakes)
 
 
