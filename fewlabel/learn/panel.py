@@ -39,7 +39,7 @@ class Mistakes:
 class Kept:
     """Labels that a site keeps for its images. It notices by their brightness if the images have changed."""
 
-    label: Tensor  # a probability for each class
+    label: Tensor  # of each image
     brightness: Tensor
 
     def fits(self, images: Unlabeled) -> bool:

@@ -11,10 +11,11 @@ In the second term the tutors stay as they are. A site without labels gets them 
 in several views and takes what they say together (`learn.panel.label`): the mean of their log-probabilities, which is
 better than any one tutor's. The tutors were trained as if classes were equally frequent (`train.balance`), but at a
 site they are not. So the site estimates its own class shares, from how often tutors say each class and from the
-mistakes that they are known to make, and weighs the predictions by them. The site keeps these probabilities as soft
-labels. In each round, it trains the last round's model, which began as the first tutor, on them, and the server
-averages the sites' models, with momentum. Then sites with labels train the average on true labels
-(`learn.alternate.corrected`). No tutor ever learns from a label that was guessed, so mistakes cannot feed themselves.
+mistakes that they are known to make, and weighs the predictions by them. The most likely class becomes the label of an
+image, and the site keeps it. In each round, it trains the last round's model, which began as the first tutor, on these
+labels, and the server averages the sites' models, with momentum. Then sites with labels train the average on true
+labels (`learn.alternate.corrected`). No tutor ever learns from a label that was guessed, so mistakes cannot feed
+themselves.
 
 Where labels are held out (`labels.held_out`, or a validation set at the server), the method can tell whether unlabeled
 images help, because the first tutor is what labels alone gave. In the last round it and the shipped model sit an exam
@@ -179,8 +180,8 @@ class Tutor:
         if not (images := site.unlabeled):
             return None
         if msg.tutors:
-            label = panel.label(site, images, msg.tutors, self.views, msg.mistakes if self.shares else None)
-            site.state = Kept(label, panel.brightness(images))
+            said = panel.label(site, images, msg.tutors, self.views, msg.mistakes if self.shares else None)
+            site.state = Kept(said.argmax(1), panel.brightness(images))
         if not site.state or not site.state.fits(images):
             return None
         everything = torch.arange(len(images), device=site.device)

@@ -15,7 +15,7 @@ from fewlabel.data.partition import Partition
 from fewlabel.engine.record import PARTITION, read_rounds
 from fewlabel.engine.run import execute
 from fewlabel.learn.evidence import Models
-from fewlabel.learn.panel import Mistakes, part
+from fewlabel.learn.panel import Mistakes, label, part
 from fewlabel.methods.tutor import Drill, Lesson, State, Tutor, Tutors, Update
 from tests.hand import STEP, passes, site, weights
 from tests.methods.test_rscfed import START, SUPERVISED, approx, moved
@@ -73,8 +73,8 @@ def holding_out(one: Site[Any], *labels: tuple[int, int]) -> Site[Any]:
 def test_tutor_labels_and_the_last_model_learns_them():
     one = site(0, unlabeled=[1, 1, 1])
     assert moved(PLAIN.learn(one, lesson())) == approx(SUPERVISED)
-    # The other tutor says (1/10, 9/10) of all images, and a step towards it from (3/4, 1/4) moves by 1/10 - 3/4.
-    assert moved(PLAIN.learn(one, lesson(START, OTHER))) == approx(1 / 10 - 3 / 4)
+    # The other tutor says 1 of all images, and a step towards it from (3/4, 1/4) moves by -3/4.
+    assert moved(PLAIN.learn(one, lesson(START, OTHER))) == approx(-3 / 4)
     assert [label.tolist() for _, label, _ in one.audited] == [[0, 0, 0], [1, 1, 1]]
 
 
@@ -107,37 +107,35 @@ def test_tutors_see_an_image_in_all_views_before_a_site_learns():
 def test_tutors_label_by_the_sites_own_classes():
     # By these weights an image 2 is of class 0 with 9/10, an image -1 of class 1 with 3/4. Of nine images 2 and one -1,
     # the tutor says class 0 of 9/10. Nothing is known of its mistakes, so these are the shares, smoothed 0.892 : 0.108.
+    # By them the image -1 is of class 0, too: 0.25 * 0.892 > 0.75 * 0.108.
     slope = Model(weights([math.log(3), 0.0]))
     one = site(0, unlabeled=[2] * 9 + [-1])
     replace(PLAIN, shares=True).learn(one, lesson(slope, slope))
-    first = 0.892 * 0.9 / (0.892 * 0.9 + 0.108 * 0.1)
-    last = 0.892 * 0.25 / (0.892 * 0.25 + 0.108 * 0.75)
-    assert one.state.label[:, 0].tolist() == approx([first] * 9 + [last])
     PLAIN.learn(one, lesson(slope, slope))
-    assert one.state.label[:, 0].tolist() == approx([0.9] * 9 + [0.25])
+    assert [label[-1].item() for _, label, _ in one.audited] == [0, 1]
 
 
 def test_a_site_takes_the_tutors_mistakes_into_account():
     # Both tutors say class 0 of an image 1 and class 1 of -1. Half of the labels of class 1 they took for class 0, and
-    # class 0 they always know. Of four images they say class 0 of three: 3/4 = a + (1 - a) / 2, so a is 1/2.
+    # class 0 they always know. Of four images they say class 0 of three: 3/4 = a + (1 - a) / 2, so a is 1/2, and shares
+    # that are equal change no probability.
     slope = Model(weights([math.log(3), 0.0]))
     mistakes = torch.tensor([[10**6, 5 * 10**5], [0, 5 * 10**5]])
     one = site(0, unlabeled=[1, 1, 1, -1])
-    replace(PLAIN, shares=True).learn(one, Lesson(START.model, (slope.model, slope.model), mistakes, 1.0))
-    assert one.state.label[:, 0].tolist() == pytest.approx([3 / 4] * 3 + [1 / 4], abs=1e-3)
-
-
-def test_sites_learn_soft_labels():
-    # The labels are (3/4, 1/4), as the model says itself, so there is nothing to learn.
-    assert moved(PLAIN.learn(site(0, unlabeled=[1, 1]), lesson(START, START))) == approx(0)
+    found = label(one, one.unlabeled, (slope.model, slope.model), 0, mistakes)
+    assert found[:, 0].tolist() == pytest.approx([3 / 4] * 3 + [1 / 4], abs=1e-3)
+    # Without mistakes the shares would be 3 : 1.
+    found = label(one, one.unlabeled, (slope.model, slope.model), 0, NONE)
+    share = 0.98 * 3 / 4 + 0.01
+    assert found[0, 0].item() == approx(3 * share / (3 * share + 1 - share))
 
 
 def test_a_site_keeps_the_tutors_labels():
-    # The tutor says (1/10, 9/10) of all images. Afterwards the site trains on that without tutors.
+    # The tutor says 1 of all images. Afterwards the site trains on that without tutors, and asks no network.
     one = site(0, unlabeled=[1, 1, 1])
     PLAIN.learn(one, lesson(START, OTHER))
     seen = passes(one)
-    assert moved(PLAIN.learn(one, KNOWN)) == approx(1 / 10 - 3 / 4)
+    assert moved(PLAIN.learn(one, KNOWN)) == approx(-3 / 4)
     assert seen == [(True, 3)]
 
 
@@ -291,8 +289,8 @@ def test_the_second_term_begins_with_the_first_tutors_average():
     fed = serving(site(0, unlabeled=[1, 1]), round=BEGINS)
     before = replace(first_term(OTHER), means=(START.model, OTHER.model))
     after = PLAIN.round(before, fed)
-    # The two say class 0 to class 1 like sqrt(3/4 * 1/10) to sqrt(1/4 * 9/10), which is like 1 to sqrt(3).
-    assert moved(Model(after.model)) == approx(1 / (1 + math.sqrt(3)) - 3 / 4)
+    # By 3/4 * 1/10 against 1/4 * 9/10 the two say class 1, and a step towards it moves by -3/4.
+    assert moved(Model(after.model)) == approx(-3 / 4)
     assert (after.tutors, after.means) == ((), before.means)
 
 
@@ -300,9 +298,8 @@ def test_labels_have_the_last_word_and_tutors_stay_as_they_are():
     fed = serving(site(0, unlabeled=[1, 1]), site(1, unlabeled=[1] * 3), site(2, [(1, 0)]))
     before = second_term(START, START, OTHER)
     after = PLAIN.round(before, fed)
-    # The tutors say class 0 to class 1 like 1 to sqrt(3), as above. The label 0 then moves it by what it lacks.
-    study = 1 / (1 + math.sqrt(3)) - 3 / 4
-    assert moved(Model(after.model)) == approx(study + 1 - sigmoid(math.log(3) + 4 * study))
+    # By (3/4 * 1/10, 1/4 * 9/10) the sites learn label 1: by -3/4. The label 0 then moves it by what it lacks.
+    assert moved(Model(after.model)) == approx(-3 / 4 + 1 - sigmoid(math.log(3) - 4 * 3 / 4))
     assert after.means == before.means
     assert fed.asked == [1, 0, 2]  # study, and correct
 
