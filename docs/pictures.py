@@ -200,6 +200,39 @@ def architecture() -> Picture:
     return p.text(96, 354, "through the wire only")
 
 
+def tutor() -> Picture:
+    p = Picture(680, 250)
+    p.text(120, 18, "first term", bold=True).text(470, 18, "second term, each round", bold=True)
+    p.box(
+        10,
+        34,
+        220,
+        64,
+        "labeled clients",
+        "train five tutors on labels alone;",
+        "four leave out a quarter each",
+        fill=LABELED,
+    )
+    p.box(
+        10,
+        150,
+        220,
+        64,
+        "labeled clients",
+        "count which class tutors take",
+        "for which, on what they left out",
+        fill=LABELED,
+    )
+    p.arrow(120, 98, 120, 150)
+    words = "once: tutors label images", "by the site's class shares;", "then: train on the labels"
+    p.box(270, 76, 180, 92, "1. unlabeled clients", *words, fill=UNLABELED)
+    p.box(474, 92, 80, 60, "mean, with", "momentum", fill=SERVER)
+    p.box(578, 76, 94, 92, "2. labeled", "clients", "train on", "true labels", fill=LABELED)
+    p.arrow(230, 66, 270, 104).arrow(230, 182, 270, 140).arrow(450, 122, 474, 122).arrow(554, 122, 578, 122)
+    p.parts.append('<path d="M625,168 V226 H360 V170" fill="none" stroke="#333" marker-end="url(#tip)"/>')
+    return p.text(492, 220, "next round")
+
+
 def blood_cells() -> Picture:
     """Draw each row's mean as a bar, and its seeds as dots."""
     rows, left, scale = bloodcells.bars(), 170, 4.3
@@ -219,7 +252,21 @@ def blood_cells() -> Picture:
     return p.text(10, 58 + 30 * len(rows), note, anchor="start")
 
 
-PICTURES = (blood_cells, rscfed, fedirm, cbafed, isofed, fedmatch, semifl, sage, fl2, proxyfl, twinsight, architecture)
+PICTURES = (
+    blood_cells,
+    rscfed,
+    fedirm,
+    cbafed,
+    isofed,
+    fedmatch,
+    semifl,
+    sage,
+    fl2,
+    proxyfl,
+    twinsight,
+    tutor,
+    architecture,
+)
 
 if __name__ == "__main__":
     for draw in PICTURES:
