@@ -19,7 +19,7 @@ from fewlabel.report.style import COLORS, GREY, draw, empty_plot, finish_plot
 from fewlabel.report.tables import Spread, Table
 
 DOCS = stored.DOCS
-PAGES = ("RESULTS.md", "methods/*.md")
+PAGES = ("RESULTS.md", "which-method.md", "methods/*.md", "../README.md")
 NOT_YET = "Not run yet."
 METRICS = {"balanced_accuracy": "balanced acc.", "accuracy": "accuracy", "f1": "macro-F1", "auc": "AUC"}
 NAMES = {"a-blood": "blood cells", "b-fashion": "Fashion-MNIST", "c-ham": "HAM10000", "d-pneumonia": "PneumoniaMNIST"}
@@ -46,6 +46,8 @@ def section(name: str) -> str:
     """What stands between the marks of this name."""
     sections: dict[str, Callable[[], str]] = {
         "overall": lambda: overall({NAMES[table]: cells(table).get("", {}) for table in MAIN}),
+        "why": why,
+        "choice": choice,
         "overall-o": lambda: overall({NAMES[table]: rows_here for table, rows_here in box().items()}),
         "rounds": rounds_enough,
         "h-printed": printed,
@@ -304,6 +306,97 @@ def overall(found: Mapping[str, Rows]) -> str:
         "it has a star, and every seed says the same.",
     )
     return Table(f"Points above {FLOOR}, for equal rounds and one recipe", columns, tuple(body), notes).markdown()
+
+
+def whole_gains() -> dict[str, dict[str, float]]:
+    """By how many points rows are above labels alone out of the box, by row and data set; only rows with all seeds."""
+    found: dict[str, dict[str, float]] = {}
+    for table, rows_here in box().items():
+        for row, lines in rows_here.items():
+            if row != FLOOR and len(lines) == len(rows_here.get(FLOOR, ())) == len(SEEDS):
+                gain = above(rows_here, row)
+                assert gain is not None
+                found.setdefault(row, {})[NAMES[table]] = 100 * gain.mean
+    return found
+
+
+def compared() -> tuple[str, dict[str, float], dict[str, float], list[str]]:
+    """Our own method, its gain on each data set, the mean gains of the others there, best first, and who else gains."""
+    gains = whole_gains()
+    own = next(row for row in rows() if rows()[row].get("own"))
+    here = gains.get(own, {})
+    others = {
+        row: statistics.fmean(gain[name] for name in here)
+        for row, gain in gains.items()
+        if row != own and not rows()[row].get("ceiling") and here and set(here) <= set(gain)
+    }
+    tables = {NAMES[table]: rows_here for table, rows_here in box().items()}
+    surely = [row for row in others if any(side(tables[name], row) == "above" for name in here)]
+    return own, here, dict(sorted(others.items(), key=lambda one: -one[1])), surely
+
+
+def why() -> str:
+    """What our own method brings, in two sentences."""
+    own, here, others, surely = compared()
+    if not here or not others:
+        return NOT_YET
+    each = ", ".join(f"{name} {gain:+.1f}" for name, gain in here.items())
+    best, gain = next(iter(others.items()))
+    gaining = f"{len(surely)} of them gain by more than chance on some data set" if surely else "none of them gains"
+    return (
+        f"**What unlabeled images bring.** Our own method, [{own}](docs/methods/{own}.md), is "
+        f"{statistics.fmean(here.values()):+.1f} points above labels alone in the mean over "
+        f"{len(here)} data sets, with one labeled site ({each}; balanced accuracy, three seeds, nothing tuned). Of "
+        f"{len(others)} published methods, trained in the same way, the best is {best} with {gain:+.1f}; {gaining} "
+        "([all results](docs/RESULTS.md))."
+    )
+
+
+def choice() -> str:
+    """Which method to try, by data set."""
+    _, _, others, _ = compared()
+    gains = whole_gains()
+    if not others:
+        return NOT_YET
+    tables = {NAMES[table]: rows_here for table, rows_here in box().items()}
+    body = []
+    for name, rows_here in tables.items():
+        here = {row: gain[name] for row, gain in gains.items() if name in gain and not rows()[row].get("ceiling")}
+        order = sorted(here, key=lambda row: -here[row])
+        if not order:
+            continue
+        said = [f"{row} {here[row]:+.1f}{' *' if side(rows_here, row) == 'above' else ''}" for row in order[:3]]
+        last = order[-1]
+        body.append((
+            name,
+            shown(rows_here[FLOOR], "last_balanced_accuracy"),
+            ", ".join(said),
+            f"{sum(gain < 0 for gain in here.values())} of {len(here)}",
+            f"{last} {here[last]:+.1f}",
+        ))  # fmt: skip
+    notes = ("Points above labels alone, out of the box. A star: in every seed, and by more than chance.",)
+    columns = ("data", "labels alone", "best three", "below labels alone", "worst")
+    return Table("Which method gains", columns, tuple(body), notes).markdown() + gains_plot(gains)
+
+
+def gains_plot(gains: Mapping[str, Mapping[str, float]]) -> str:
+    """Draw what each row gains on each data set, best mean first, and return the picture's place in a page."""
+    from matplotlib.figure import Figure
+
+    order = sorted(gains, key=lambda row: statistics.fmean(gains[row].values()))
+    figure = Figure(figsize=(7, 0.32 * len(order) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    for number, name in enumerate(NAMES.values()):
+        here = [(gains[row][name], place) for place, row in enumerate(order) if name in gains[row]]
+        if here:
+            axes.scatter(*zip(*here, strict=True), color=COLORS[number], label=name, zorder=3)
+    means = [statistics.fmean(gains[row].values()) for row in order]
+    axes.barh(range(len(order)), means, color=GREY, alpha=0.35, height=0.6)
+    axes.axvline(0, color=GREY, linewidth=1)
+    axes.set_yticks(range(len(order)), order)
+    axes.set_xlabel(f"points of balanced accuracy above {FLOOR}: dots are data sets, bars are means")
+    finish_plot(figure, DOCS / "results" / "gains.png")
+    return "\n![What each method gains over labels alone on each data set](results/gains.png)\n"
 
 
 def numbers(method: str) -> str:

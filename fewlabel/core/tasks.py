@@ -27,6 +27,12 @@ def on_server(function: F) -> F:
     return _mark(function, "server")
 
 
+def once(function: F) -> F:
+    """Mark a task that a site does for one set of weights in a run, because it tells exact counts over its labels."""
+    function.once = True  # type: ignore[attr-defined]
+    return function
+
+
 def _mark(function: F, place: str) -> F:
     function.places = getattr(function, "places", frozenset()) | {place}  # type: ignore[attr-defined]
     return function
@@ -41,6 +47,7 @@ class Task:
     state: Any
     message: Any
     upload: Any
+    once: bool = False  # a site does it for one set of weights in a run
 
 
 def tasks(method: Any) -> dict[str, Task]:
@@ -60,7 +67,8 @@ def _tasks(method: Any) -> dict[str, Task]:
             raise BadInput(f"{method.__name__}.{name} must be (self, site: Site[…], message: …) -> …, all annotated")
         site = hints[parameters[1]]
         state = get_args(site)[0] if get_origin(site) is Site else type(None)
-        task = Task(name, function.places, state, hints[parameters[2]], hints["return"])
+        once = getattr(function, "once", False)
+        task = Task(name, function.places, state, hints[parameters[2]], hints["return"], once)
         for kind in (task.state, task.message, task.upload):
             _check_kind(kind, f"what {method.__name__}.{name} keeps, gets or returns")
         found[name] = task

@@ -155,7 +155,8 @@ def worked(
     first = tree.norm(tree.parameters(tree.of(worker.model)))  # of the network before any training
     if odd := received.oddity(sent, max(first, workload.last_norm(directory, job))):
         print(f"fewlabel: round {job.round}, {job.task}: {odd}", file=sys.stderr, flush=True)
-    left = workload.begin(directory, job, limits.most_epochs, sent)
+    once = bool(job.task) and known[job.task].once
+    left = workload.begin(directory, job, limits.most_epochs, sent, once)
     with at_work(world.experiment), schedule.limited(limits.largest_rate, left):
         outcome = worker.do(job, message, statistics)
     workload.finish(directory, job, outcome.outside.get("passes", 0))

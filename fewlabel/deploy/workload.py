@@ -2,7 +2,9 @@
 
 The coordinator decides how often it asks, and a message may say how long to train. So a site counts the passes over its
 images in all tasks of a round, and refuses one beyond its policy. It also counts how often it is asked: otherwise, a
-coordinator could have as many replies in a single round as it likes. The file tells people which weights it was sent.
+coordinator could have as many replies in a single round as it likes. A task that tells exact counts over labels is done
+for one set of weights in a run, or many answers could be put together to read single images. The file tells people
+which weights it was sent.
 """
 
 import json
@@ -34,9 +36,15 @@ class Done:
 Work = dict[str, dict[str, Done]]  # by round and call
 
 
-def begin(directory: Path, job: Job, most_epochs: int | None, sent: Received) -> int | None:
-    """Note that a task is asked for. Return how many passes it may make, or None if there is no limit."""
+def begin(directory: Path, job: Job, most_epochs: int | None, sent: Received, once: bool = False) -> int | None:
+    """Note that a task is asked for. Return how many passes it may make, or None if there is no limit.
+
+    A task that is to be done `once` is done again only for the same weights: a run that is resumed repeats rounds.
+    """
     work = read(directory)
+    earlier = [done for calls in work.values() for done in calls.values() if done.task == job.task]
+    if once and any(done.sha256 != sent.sha256 for done in earlier):
+        raise Refused(f"this site has done '{job.task}' for other weights of this run, and tells such counts once")
     calls, name = work.setdefault(str(job.round), {}), called(job)
     if name not in calls and len(calls) >= CALLS:
         raise Refused(f"this site has done {CALLS} tasks in round {job.round} of this run, and does no more in a round")

@@ -38,7 +38,7 @@ from fewlabel.core.described import SUMS_DO
 from fewlabel.core.federation import EVERY_CLIENT, SERVER, SOME_CLIENTS, Federation, Model, Site, Weights, broadcast
 from fewlabel.core.schedule import during, factor
 from fewlabel.core.schema import Count, Natural, Share
-from fewlabel.core.tasks import Asked, on_client, on_server
+from fewlabel.core.tasks import Asked, on_client, on_server, once
 from fewlabel.core.tree import Tree
 from fewlabel.learn import panel
 from fewlabel.learn.alternate import State as Alternate
@@ -187,9 +187,8 @@ class Tutor:
         everything = torch.arange(len(images), device=site.device)
         site.audit(everything, site.state.label)
         labeled = images.with_labels(everything, site.state.label)
-        local = replace(self.local, epochs=self.epochs_unlabeled)
         with during(msg.rate):
-            weights = trained(site, msg.model, labeled, local, labels=False)
+            weights = trained(site, msg.model, labeled, replace(self.local, epochs=self.epochs_unlabeled), labels=False)
         site.score(weights)
         return Update(weights, len(images))
 
@@ -200,11 +199,13 @@ class Tutor:
         with during(msg.rate):
             return fine_tuned(site, Model(msg.model), replace(self.local, epochs=msg.epochs))
 
+    @once
     @on_client
     @on_server
     def mark(self, site: Site[Kept], msg: Tutors) -> Mistakes:
         return panel.mark(site, msg.models, self.views)
 
+    @once
     @on_client
     @on_server
     def sit_exam(self, site: Site[Kept], msg: Models) -> Exam:

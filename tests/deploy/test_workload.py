@@ -14,6 +14,7 @@ from fewlabel.core.errors import RunFailed
 from fewlabel.core.images import Tally
 from fewlabel.core.rng import Rng
 from fewlabel.core.schema import plain
+from fewlabel.core.tasks import tasks
 from fewlabel.data.site_files import Terms
 from fewlabel.deploy import experiments, policy, workload
 from fewlabel.deploy.messages import Refused
@@ -25,6 +26,7 @@ from fewlabel.experiment import Experiment
 from fewlabel.learn.sparse import pack
 from fewlabel.methods.fedavg import Message as FedAvgMessage
 from fewlabel.methods.fedmatch import Message
+from fewlabel.methods.tutor import Tutor, Tutors
 from tests.deploy.federated import experiment, federate, local_grid, simulated, split, weights
 from tests.deploy.test_policy import ask, grid
 from tests.nets import tiny
@@ -129,6 +131,30 @@ def test_a_site_reads_and_limits_the_passes_of_a_round_and_not_the_epochs_of_one
     assert list(policy.objections(policy.Policy(most_epochs=49), whole, labeled=20)) == [sentence]
     assert list(policy.objections(policy.Policy(most_epochs=49), whole, labeled=0)) == []
     assert list(policy.objections(policy.Policy(most_epochs=50), whole, labeled=20)) == []
+
+
+def test_exact_counts_over_labels_are_told_once_in_a_run(tmp_path):
+    """For other weights, in the same round or in another, a coordinator could put many answers together."""
+    job = Job(RUN, "client", "mark", 0, 31)
+    for _ in range(2):  # a run that is resumed repeats rounds
+        workload.begin(tmp_path, job, None, SENT, once=True)
+    workload.begin(tmp_path, replace(job, task="correct", call=1), None, Received(5.0, "01"))
+    for again in (job, replace(job, call=2), replace(job, round=32)):
+        with pytest.raises(Refused, match="has done 'mark' for other weights of this run"):
+            workload.begin(tmp_path, again, None, Received(5.0, "01"), once=True)
+    assert {name for name, task in tasks(Tutor).items() if task.once} == {"mark", "sit_exam"}
+
+
+def test_a_site_counts_mistakes_for_one_panel_of_tutors(tmp_path):
+    """Orders to a site: the same tutors again are answered, in a round that is repeated; made-up ones are not."""
+    whole = experiment(*TUTOR[:-1], "labels.clients=4", "rounds=2")
+    data, file = split(whole, tmp_path / "sites"), tmp_path / "policy.toml"
+    config = grid(data, tmp_path / "state", file).configs[7000]
+    got = []
+    for factor in (1.0, 1.0, 1.1):
+        sent = wire.pack(Tutors((network(), tree.scale(network(), factor))))
+        got += [*ask(config, whole, data, "client", round=2, task="mark", message=sent)]
+    assert got == ["upload", "upload", "refused"]
 
 
 def test_a_round_that_is_repeated_counts_once(tmp_path):
