@@ -346,7 +346,8 @@ def why() -> str:
     return (
         f"**What unlabeled images bring.** Our own method, [{own}](docs/methods/{own}.md), is "
         f"{statistics.fmean(here.values()):+.1f} points above labels alone in the mean over "
-        f"{len(here)} data sets, with one labeled site ({each}; balanced accuracy, three seeds, nothing tuned). Of "
+        f"{len(here)} data set{'s' * (len(here) > 1)}, with one labeled site ({each}; balanced accuracy, three seeds, "
+        "nothing tuned). Of "
         f"{len(others)} published methods, trained in the same way, the best is {best} with {gain:+.1f}; {gaining} "
         "([all results](docs/RESULTS.md))."
     )

@@ -95,6 +95,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(plan, "TABLES", tmp_path)
     monkeypatch.setattr(plan, "SEEDS", (0, 1))
     monkeypatch.setattr(plan, "MAIN", ("a-blood",))
+    monkeypatch.setattr(render, "SEEDS", (0, 1))
     for module in (plan, study):
         monkeypatch.setattr(module, "EVERY", ("o-box", "a-blood", "h-printed", "g-parts", "i-labels"))
     for module in (lines, render):
@@ -294,9 +295,9 @@ def test_a_study_from_its_tables_to_its_pages(tiny: Path, capsys: pytest.Capture
         ("tiny", FLOOR, ""),
         ("tiny", "rscfed", ""),
     }
-    assert [line["experiment"] for line in found if line["row"] == FLOOR] == [
+    assert {line["experiment"] for line in found if line["row"] == FLOOR} == {
         line["experiment"] for line in untuned if line["row"] == FLOOR
-    ]
+    }
     assert out.count("a-blood labels-only seed 0: as in another table") == 1
     # Equal experiments are one run; parts are of the chosen version; fewer labels are fewer.
     parts = {line["row"]: line for line in read_csv(tiny / "results" / "g-parts.csv")}
@@ -323,6 +324,33 @@ def test_a_study_from_its_tables_to_its_pages(tiny: Path, capsys: pytest.Capture
     study.shutil.rmtree(tiny / "runs")
     assert run() == 0
     assert not capsys.readouterr().out
+
+
+def test_pages_say_what_our_own_method_gains_beside_the_others(tiny: Path):
+    """Recalls of two classes of 1,000 images, by row: what each row gains over labels alone follows from them."""
+    recalls = {FLOOR: (0.7, 0.7), "rscfed": (0.6, 0.78), "tutor": (0.74, 0.72), CEILING: (0.9, 0.9)}
+
+    def tell(row: str, seed: int) -> None:
+        mean = sum(recalls[row]) / 2 + seed / 1000
+        own = {"table": "o-box", "cell": "tiny", "row": row, "seed": seed, "method": row, "settings": "", "rounds": 2}
+        own |= {"last_balanced_accuracy": mean, "images_per_class": "1000 1000"}
+        lines.add({**own, "last_recall_per_class": " ".join(f"{one + seed / 1000}" for one in recalls[row])})
+
+    page = tiny / "which-method.md"
+    page.write_text("<!-- why -->\n<!-- end -->\n<!-- choice -->\n<!-- end -->\n")
+    tell(FLOOR, 0)
+    render.render()
+    assert page.read_text().count("Not run yet.") == 2  # one seed says nothing
+    for row in recalls:
+        for seed in plan.SEEDS:
+            tell(row, seed)
+    render.render()
+    text = " ".join(page.read_text().split())
+    assert "[tutor](docs/methods/tutor.md), is +3.0 points above labels alone in the mean over 1 data set" in text
+    assert "(blood cells +3.0; balanced accuracy, three seeds, nothing tuned)" in text
+    assert "Of 1 published methods, trained in the same way, the best is rscfed with -1.0; none of them gains" in text
+    assert "tutor +3.0 *, rscfed -1.0 | 1 of 2 | rscfed -1.0" in text
+    assert (tiny / "results" / "gains.png").stat().st_size > 1000
 
 
 @pytest.mark.slow
