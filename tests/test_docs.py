@@ -123,21 +123,28 @@ def test_blood_cells_are_the_same_in_the_file_and_on_the_page_of_the_recipe():
 
 
 def test_what_is_said_of_blood_cells_follows_from_the_numbers(monkeypatch, tmp_path):
-    file = tmp_path / "cells.csv"
-    monkeypatch.setattr(bloodcells, "FILE", file)
-    floor = "method,recipe,seed,balanced_accuracy\nlabels-only,printed,0,30\nlabels-only,printed,1,32\n"
-    floor += "labels-only,fewlabel,0,80\nlabels-only,fewlabel,1,82\n"
-    file.write_text(floor + "fedirm,fewlabel,0,79\nfedirm,fewlabel,1,80\nisofed,fewlabel,0,90\n")
+    monkeypatch.setattr(bloodcells, "RESULTS", tmp_path)
+    (tmp_path / "blood-cells.csv").write_text(
+        "method,seed,balanced_accuracy\nlabels-only,0,30\nlabels-only,1,32\nfedirm,0,12.5\n"
+    )
+
+    def tell(**rows: tuple[int, ...]) -> str:
+        lines = [
+            f"blood,{row.replace('_', '-')},{seed},{value / 100}"
+            for row, values in {"labels_only": (80, 82), **rows}.items()
+            for seed, value in enumerate(values)
+        ]
+        text = "\n".join(["cell,row,seed,last_balanced_accuracy", *lines, "ham,labels-only,0,0.1"])
+        (tmp_path / "o-box.csv").write_text(text + "\n")
+        return bloodcells.reason()
+
+    said = tell(fedirm=(79, 80), isofed=(90,))
     assert [bar.name for bar in bloodcells.bars()] == ["labels alone, as printed", "labels alone", "FedIRM", "IsoFed"]
-    assert "go from 31.0 % to 81.0 %" in bloodcells.reason()
-    assert bloodcells.reason().endswith(
-        "is above that: FedIRM, the nearest over 2 seeds, has 80 %."
-    )  # one seed is no rank
-    file.write_text(floor + "tutor,fewlabel,0,85\ntutor,fewlabel,1,87\n")
+    assert "go from 31.0 % to 81.0 %" in said
+    assert said.endswith("is above that: FedIRM, the nearest over 2 seeds, has 80 %.")  # one seed is no rank
     gain = "Tutor (our own) reaches 86.0 % with the images of the other nine: 5.0 points more"
-    assert bloodcells.reason().endswith(f"{gain}, and more in each seed.")
-    file.write_text(floor + "tutor,fewlabel,0,79\ntutor,fewlabel,1,93\nfedirm,fewlabel,0,79\nfedirm,fewlabel,1,80\n")
-    assert bloodcells.reason().endswith(f"{gain}. Of the others, FedIRM is nearest with 79.5 %.")
+    assert tell(tutor=(85, 87)).endswith(f"{gain}, and more in each seed.")
+    assert tell(tutor=(79, 93), fedirm=(79, 80)).endswith(f"{gain}. Of the others, FedIRM is nearest with 79.5 %.")
 
 
 @pytest.mark.parametrize("name", ["cbafed", "fedirm", "fedmatch", "isofed", "rscfed"])
