@@ -35,12 +35,13 @@ def received(kind: Any, message: bytes) -> Received:
         check_size(found)
     except (wire.WireError, ValueError) as error:
         raise Refused(f"these weights are not trained here: {error}") from None
-    models = [tree.parameters(model) for model in models_of(found)]
+    models = list(models_of(found))
     digest = hashlib.sha256()
-    for model in models:
+    for model in models:  # with BatchNorm's statistics, which change what a model says as much as its weights do
         for name in sorted(model):
             digest.update(name.encode() + model[name].cpu().contiguous().numpy().tobytes())
-    return Received(max(map(tree.norm, models), default=0.0), digest.hexdigest() if models else "")
+    norms = (tree.norm(tree.parameters(model)) for model in models)
+    return Received(max(norms, default=0.0), digest.hexdigest() if models else "")
 
 
 def oddity(new: Received, before: float) -> str:

@@ -12,6 +12,7 @@ the site keeps to test on (`evaluation`). Those are in `test/` beside `train/` i
 table, or are `test_images` in an npz. What a site lets run at all is its `policy`; what it ran is in `experiments`.
 """
 
+import hashlib
 import re
 import sys
 import tomllib
@@ -155,7 +156,8 @@ def worked(
     first = tree.norm(tree.parameters(tree.of(worker.model)))  # of the network before any training
     if odd := received.oddity(sent, max(first, workload.last_norm(directory, job))):
         print(f"fewlabel: round {job.round}, {job.task}: {odd}", file=sys.stderr, flush=True)
-    once = bool(job.task) and known[job.task].once
+    if once := bool(job.task) and known[job.task].once:
+        sent = replace(sent, sha256=hashlib.sha256(message + (statistics or b"")).hexdigest())
     left = workload.begin(directory, job, limits.most_epochs, sent, once)
     with at_work(world.experiment), schedule.limited(limits.largest_rate, left):
         outcome = worker.do(job, message, statistics)

@@ -39,16 +39,21 @@ Work = dict[str, dict[str, Done]]  # by round and call
 def begin(directory: Path, job: Job, most_epochs: int | None, sent: Received, once: bool = False) -> int | None:
     """Note that a task is asked for. Return how many passes it may make, or None if there is no limit.
 
-    A task that is to be done `once` is done again only for the same weights: a run that is resumed repeats rounds.
+    A task that is to be done `once` is done again only for the same round and weights: a run that is resumed repeats
+    rounds.
     """
     work = read(directory)
-    earlier = [done for calls in work.values() for done in calls.values() if done.task == job.task]
-    if once and any(done.sha256 != sent.sha256 for done in earlier):
-        raise Refused(f"this site has done '{job.task}' for other weights of this run, and tells such counts once")
     calls, name = work.setdefault(str(job.round), {}), called(job)
     if name not in calls and len(calls) >= CALLS:
         raise Refused(f"this site has done {CALLS} tasks in round {job.round} of this run, and does no more in a round")
     before = calls.get(name, Done(job.task))
+    if before.task != job.task:
+        raise Refused(f"call {name} of round {job.round} was '{before.task}', and is not '{job.task}'")
+    done = [(number, one.sha256) for number in work for one in work[number].values() if one.task == job.task]
+    if once and any(one != (str(job.round), sent.sha256) for one in done):
+        raise Refused(
+            f"this site has done '{job.task}' for other weights or in another round of this run: it does it once"
+        )
     if before.times >= TIMES:
         raise Refused(f"this site was asked {TIMES} times for call {name} of round {job.round}, and does it no more")
     calls[name] = replace(before, times=before.times + 1, norm=sent.norm, sha256=sent.sha256)

@@ -1,12 +1,13 @@
 """A panel of models that label images together, and what is known about their mistakes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fewlabel.core.errors import BadInput
 from fewlabel.core.federation import Site
 from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.tasks import Asked
@@ -57,6 +58,14 @@ def most_passes(method: Any, rounds: int) -> int:
     return max(int(method.tutors) * first_term(method, rounds)[1], alternate.most_passes(method, rounds))
 
 
+def cautions(method: Any, experiment: Any) -> Iterator[str]:
+    """Yield what Tutor's user may not have meant. A method uses this as its `cautions`."""
+    if experiment.model.buffers != "global":
+        yield 'tutor: tutors with BatchNorm need their own statistics to label well; use model.buffers = "global"'
+    if experiment.stream is not None:
+        yield "tutor: where images arrive over time, a site gets labels for new ones a round later"
+
+
 def brightness(images: Unlabeled) -> Tensor:
     """Return the mean value of each image, in order."""
     return torch.cat([x.flatten(1).mean(1) for x, _ in images.batches(("plain",), 256, shuffle=False)])
@@ -72,8 +81,10 @@ def part(site: Site[Any], panel: int, model: int, new: bool) -> Labeled | None:
     if not site.labeled:
         return None
     number = max(panel - 1, 2)
-    fold = (folds(site.labeled.y, number) + site.info.id) % number + 1
-    return site.labeled.at(((fold == model) == new).nonzero().flatten())
+    left_out = (folds(site.labeled.y, number) + site.info.id) % number + 1 == model
+    if left_out.all():  # of the only label that a site has: then no model leaves it out
+        left_out = torch.zeros_like(left_out)
+    return site.labeled.at((left_out == new).nonzero().flatten())
 
 
 def say(site: Site[Any], model: Tree, images: Unlabeled, views: int) -> Tensor:
@@ -82,11 +93,13 @@ def say(site: Site[Any], model: Tree, images: Unlabeled, views: int) -> Tensor:
     return torch.stack(seen).clamp_min(LEAST).log().mean(0)
 
 
-def mark(site: Site[Any], panel: Sequence[Tree], views: int) -> Mistakes:
-    """Count what each model but the first makes of the labels that are new to it."""
+def mark(site: Site[Any], panel: Sequence[Tree], number: int, views: int) -> Mistakes:
+    """Count what each model but the first makes of the labels that are new to it. The panel has a known number."""
+    if len(panel) != number:
+        raise BadInput(f"mistakes are counted for {number} tutors, and {len(panel)} were sent")
     found = torch.zeros(site.num_classes, site.num_classes, dtype=torch.int64)
-    for number, model in enumerate(panel):
-        new = part(site, len(panel), number, new=True)
+    for place, model in enumerate(panel):
+        new = part(site, number, place, new=True)
         if new:
             said = say(site, model, new.without_labels(), views).argmax(1)
             found += mistaken(said, new.y, site.num_classes).to(found.device)

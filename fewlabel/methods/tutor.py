@@ -25,10 +25,9 @@ tutor is what is shipped. The report tells the difference and its interval.
 There is no paper. The manual has the equations, and `experiments/own/README.md` tells what was tried.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,17 +102,13 @@ class Tutor:
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
     warms_up = takes_turns = True
-    most_passes = panel.most_passes
+    most_passes, cautions, conclusions = panel.most_passes, panel.cautions, staticmethod(told)
     leaves = (
         f"The weights after training. {SUMS_DO} Once, from a site with labels: for each class, how many of its labels "
         "models take for which class, which tells how many labels of each class it has. If the experiment has labels "
         "held out: for each class their exact number, and how many of them only one of two models gets right. A "
         "dishonest server can choose these models, and learn about single images."
     )
-
-    def cautions(self, experiment: Any) -> Iterable[str]:
-        if experiment.model.buffers != "global":
-            yield 'tutor: tutors with BatchNorm need their own statistics to label well; use model.buffers = "global"'
 
     def init(self, fed: Federation) -> State:
         weights = fed.server.weights()
@@ -129,7 +124,9 @@ class Tutor:
         if fed.round <= first:
             return self.taught(state, fed, partial(Drill, rate=factor(fed.schedule, fed.round, first), epochs=epochs))
         if state.tutors:  # the second term begins
-            state = replace(state, model=state.means[0], tutors=(), mistakes=self.marked(state, fed))
+            state = replace(state, model=state.means[0], tutors=())
+        if self.shares and len(state.means) > 1 and not state.mistakes.any():  # or nobody has answered yet
+            state = replace(state, mistakes=self.marked(state, fed))
         studied = first + 1 < fed.round and fed.unlabeled
         if self.guard and studied and fed.round == fed.rounds and self.did_harm(state, fed):
             fed.shipped = None  # so that the first tutor is shipped as it is, and not in a mean over rounds
@@ -203,12 +200,10 @@ class Tutor:
     @on_client
     @on_server
     def mark(self, site: Site[Kept], msg: Tutors) -> Mistakes:
-        return panel.mark(site, msg.models, self.views)
+        return panel.mark(site, msg.models, self.tutors, self.views)
 
     @once
     @on_client
     @on_server
     def sit_exam(self, site: Site[Kept], msg: Models) -> Exam:
         return sat(site, msg)
-
-    conclusions = staticmethod(told)

@@ -138,10 +138,13 @@ def test_exact_counts_over_labels_are_told_once_in_a_run(tmp_path):
     job = Job(RUN, "client", "mark", 0, 31)
     for _ in range(2):  # a run that is resumed repeats rounds
         workload.begin(tmp_path, job, None, SENT, once=True)
-    workload.begin(tmp_path, replace(job, task="correct", call=1), None, Received(5.0, "01"))
-    for again in (job, replace(job, call=2), replace(job, round=32)):
-        with pytest.raises(Refused, match="has done 'mark' for other weights of this run"):
-            workload.begin(tmp_path, again, None, Received(5.0, "01"), once=True)
+    other = Received(5.0, "01")
+    workload.begin(tmp_path, replace(job, task="correct", call=1), None, other)
+    for again, sent in ((job, other), (replace(job, call=2), other), (replace(job, round=32), SENT)):
+        with pytest.raises(Refused, match="has done 'mark' for other weights or in another round of this run"):
+            workload.begin(tmp_path, again, None, sent, once=True)
+    with pytest.raises(Refused, match="call 1 of round 31 was 'correct', and is not 'mark'"):  # not under its name
+        workload.begin(tmp_path, replace(job, call=1), None, other, once=True)
     assert {name for name, task in tasks(Tutor).items() if task.once} == {"mark", "sit_exam"}
 
 
@@ -151,10 +154,10 @@ def test_a_site_counts_mistakes_for_one_panel_of_tutors(tmp_path):
     data, file = split(whole, tmp_path / "sites"), tmp_path / "policy.toml"
     config = grid(data, tmp_path / "state", file).configs[7000]
     got = []
-    for factor in (1.0, 1.0, 1.1):
-        sent = wire.pack(Tutors((network(), tree.scale(network(), factor))))
+    for factor, number in ((1.0, 2), (1.0, 2), (1.1, 2), (1.0, 3)):
+        sent = wire.pack(Tutors((network(), *[tree.scale(network(), factor)] * (number - 1))))
         got += [*ask(config, whole, data, "client", round=2, task="mark", message=sent)]
-    assert got == ["upload", "upload", "refused"]
+    assert got == ["upload", "upload", "refused", "refused"]
 
 
 def test_a_round_that_is_repeated_counts_once(tmp_path):

@@ -206,25 +206,45 @@ def test_few_tutors_leave_out_half_at_most(tutors, learned):
     assert [len(part(one, tutors, number, new=False)) for number in range(tutors)] == learned
 
 
-def test_sites_with_one_label_leave_it_out_of_different_tutors():
+def test_sites_with_few_labels_leave_them_out_of_different_tutors():
     for number in range(8):
-        learned = [len(part(site(number, [(1, 0)]), 5, tutor, new=False)) for tutor in range(1, 5)]
-        assert learned == [tutor != number % 4 for tutor in range(4)]
+        two = site(number, [(1, 0), (1, 1)])
+        left_out = [len(part(two, 5, tutor, new=True)) for tutor in range(1, 5)]
+        assert [tutor for tutor in range(4) if left_out[tutor]] == sorted({number % 4, (number + 1) % 4})
+    one = site(0, [(1, 0)])
+    assert [len(part(one, 5, tutor, new=False)) for tutor in range(5)] == [
+        1
+    ] * 5  # the only label is left out by nobody
+    assert [len(part(one, 5, tutor, new=True)) for tutor in range(5)] == [0] * 5
 
 
 def test_sites_with_labels_count_the_tutors_mistakes_once():
     # Tutors 1 to 4 take everything for class 0, each one label of each class.
-    how, labels, five = replace(PLAIN, tutors=5), [(1, 0), (1, 1)] * 4, (START,) * 5
+    how, labels, five = replace(PLAIN, tutors=5, shares=True), [(1, 0), (1, 1)] * 4, (START,) * 5
     message = Tutors(tuple(tutor.model for tutor in five))
     assert how.mark(site(1, labels), message).counts.tolist() == [[4, 4], [0, 0]]
     assert how.mark(site(1, unlabeled=[1]), message).counts.tolist() == [[0, 0], [0, 0]]
-    assert how.mark(site(1, [(1, 1)]), message).counts.tolist() == [[0, 1], [0, 0]]  # which tutor 2 leaves out
+    assert how.mark(site(1, [(1, 1)]), message).counts.sum() == 0  # nobody leaves out a site's only label
     fed = serving(site(0, unlabeled=[1]), site(1, labels), site(2, labels), labeled=[(1, 0), (1, 0)], round=BEGINS)
     after = how.round(first_term(START, OTHER, START, START, START), fed)
     # OTHER takes everything for class 1: one label of each class at each site, and the first of the server's two.
     assert after.mistakes.tolist() == [[3 + 3 + 1, 3 + 3], [1 + 1 + 1, 1 + 1]]
     assert [message.mistakes.tolist() for _, message in fed.sent if isinstance(message, Lesson)] == [[[7, 6], [3, 2]]]
     assert how.round(after, serving(site(1, labels), round=BEGINS + 1)).mistakes.equal(after.mistakes)
+
+
+def test_mistakes_are_asked_for_until_somebody_answers():
+    how, sites = replace(PLAIN, tutors=5, shares=True), [site(1, [(1, 0), (1, 1)] * 4)]
+    state = how.round(second_term(*[START] * 6), serving(*sites, silent=[1]))
+    assert not state.mistakes.any()
+    state = how.round(state, serving(*sites))
+    assert state.mistakes.sum() == 8
+    fed = serving(*sites)
+    how.round(state, fed)
+    assert fed.asked == [1]  # to correct
+    fed = serving(*sites)
+    PLAIN.round(second_term(), fed)
+    assert fed.asked == [1]  # without shares or other tutors, there is nothing to count
 
 
 def test_a_site_cannot_claim_more_mistakes_than_it_has_labels():
@@ -396,9 +416,11 @@ def test_tutor_ships_the_first_tutor_if_labels_alone_are_better_beyond_doubt():
 
 
 def test_tutor_warns_where_tutors_share_statistics():
-    assert list(PLAIN.cautions(SimpleNamespace(model=SimpleNamespace(buffers="global")))) == []
-    [caution] = PLAIN.cautions(SimpleNamespace(model=SimpleNamespace(buffers="local")))
+    assert list(PLAIN.cautions(SimpleNamespace(model=SimpleNamespace(buffers="global"), stream=None))) == []
+    [caution] = PLAIN.cautions(SimpleNamespace(model=SimpleNamespace(buffers="local"), stream=None))
     assert 'use model.buffers = "global"' in caution
+    [caution] = PLAIN.cautions(SimpleNamespace(model=SimpleNamespace(buffers="global"), stream=1))
+    assert "a site gets labels for new ones a round later" in caution
 
 
 def test_tutor_refuses_more_images_than_a_site_has():
