@@ -544,7 +544,8 @@ def by_cell(table: str) -> str:
 
     def cell_of(row: str, rows_here: Rows) -> str:
         lines = rows_here.get(row, ())
-        return f"{shown(lines, 'last_balanced_accuracy')}{seeds_of(lines) if lines else ''}"
+        wanted = len(content(table).get("seeds", SEEDS))
+        return f"{shown(lines, 'last_balanced_accuracy')}{seeds_of(lines, wanted) if lines else ''}"
 
     body = tuple((row, *(cell_of(row, rows_here) for rows_here in shown_cells.values())) for row in names)
     words = []
