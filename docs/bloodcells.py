@@ -19,6 +19,8 @@ NAMES = {
     ("cbafed", "fewlabel"): "CBAFed",
     ("isofed", "fewlabel"): "IsoFed",
     ("rscfed", "fewlabel"): "RSCFed",
+    ("semifl", "fewlabel"): "SemiFL",
+    ("sage", "fewlabel"): "SAGE",
     ("tutor", "fewlabel"): "Tutor (our own)",
     ("all-labels", "fewlabel"): "all labels",
 }

@@ -129,7 +129,7 @@ def seeds_of(lines: Sequence[Line], wanted: int = len(SEEDS)) -> str:
 
 def closed(rows: Rows, row: str) -> str:
     """How much of the gap between floor and ceiling a row closes, in percent."""
-    if row in (FLOOR, CEILING) or not {FLOOR, CEILING} <= set(rows):
+    if row in (FLOOR, CEILING) or len({len(rows.get(one, ())) for one in (FLOOR, CEILING, row)}) > 1:
         return "–"
     gap = score(rows[CEILING]) - score(rows[FLOOR])
     return "–" if gap < 100 * NARROW else f"{100 * (score(rows[row]) - score(rows[FLOOR])) / gap:.0f}"
@@ -353,7 +353,8 @@ def why() -> str:
         f"{len(here)} data set{'s' * (len(here) > 1)}, with one labeled site ({each}; balanced accuracy, three seeds, "
         f"nothing tuned){alone}. Of "
         f"{len(others)} published methods, trained in the same way, the best is {best} with {gain:+.1f}; {gaining} "
-        "([all results](docs/RESULTS.md)). Its design was chosen on validation images of the same data sets."
+        f"([all results](docs/RESULTS.md)). The design of {own} was chosen on validation images of "
+        "these data sets."
     )
 
 
@@ -379,7 +380,8 @@ def choice() -> str:
             f"{sum(gain < 0 for gain in here.values())} of {len(here)}",
             f"{last} {here[last]:+.1f}",
         ))  # fmt: skip
-    notes = ("Points above labels alone, out of the box. A star: in every seed, and by more than chance.",)
+    star = " A star: in every seed, and by more than chance." if any("*" in line[2] for line in body) else ""
+    notes = (f"Points above labels alone, out of the box. Differences may be chance.{star}",)
     columns = ("data", "labels alone", "best three", "below labels alone", "worst")
     return Table("Which method gains", columns, tuple(body), notes).markdown() + gains_plot(gains)
 
@@ -388,7 +390,8 @@ def gains_plot(gains: Mapping[str, Mapping[str, float]]) -> str:
     """Draw what each row gains on each data set, best mean first, and return the picture's place in a page."""
     from matplotlib.figure import Figure
 
-    order = sorted(gains, key=lambda row: statistics.fmean(gains[row].values()))
+    methods = [row for row in gains if not rows()[row].get("ceiling")]
+    order = sorted(methods, key=lambda row: statistics.fmean(gains[row].values()))
     figure = Figure(figsize=(7, 0.32 * len(order) + 1.4), layout="constrained")
     axes = figure.subplots()
     for number, name in enumerate(NAMES.values()):
