@@ -6,16 +6,15 @@
 It runs each file of this folder with labels alone and with FewLabel's own method. Then `fewlabel label --simulate` lets
 hidden labels answer for each strategy and number of labels, with the model of that very run, and the run is done again
 with these labels. Done again, the command goes on: a run that is finished and a table that is written are left alone.
-At the end, and with --table alone, it prints a table for each file.
+`python -m experiments.sides labels runs/labels/pbc` keeps what came out, for the tables of docs/label.md.
 """
 
 import argparse
 import contextlib
 import io
-import statistics
 import tomllib
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 
 from fewlabel.cli.main import main as fewlabel
@@ -23,13 +22,11 @@ from fewlabel.engine import record
 from fewlabel.engine.run import prepare
 from fewlabel.engine.sweep import run_all
 from fewlabel.experiment import Experiment, read
-from fewlabel.report.results import Result
 from fewlabel.report.runs import FLOOR
 
 HERE = Path(__file__).parent
 OWN = "tutor"
 METHODS = (FLOOR, OWN)
-METRICS = ("accuracy", "balanced_accuracy", "auc")
 
 
 def experiment(name: str, method: str, seed: int, changes: Sequence[str]) -> Experiment:
@@ -82,61 +79,6 @@ def tell(directory: Path, line: dict[str, object]) -> None:
         print(f"{directory} is finished", flush=True)
 
 
-def scores(given: argparse.Namespace, name: str, method: str, metric: str, strategy: str, count: int) -> list[float]:
-    """Return a metric of the last round for each seed that is finished, in percent."""
-    found = []
-    for seed in given.seeds:
-        directory = place(given.out, name, method, seed, strategy, count)
-        if record.is_run(directory) and record.is_finished(directory):
-            last = Result(directory).last
-            found.append(100 * last["test"][metric] if last else float("nan"))
-    return found
-
-
-def shown(values: Sequence[float]) -> str:
-    if not values:
-        return "–"
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{spread}"
-
-
-def tables(given: argparse.Namespace, name: str) -> None:
-    """Print the mean over seeds, and its standard deviation, of each cell in Markdown."""
-    for metric in METRICS:
-        print(f"\n{name}, {metric.replace('_', ' ')} (mean ± standard deviation over {len(given.seeds)} seeds)\n")
-        print(f"| method | strategy | 0 | {' | '.join(map(str, given.counts))} |")
-        print(f"|---|---|{'---|' * (1 + len(given.counts))}")
-        for method, strategy in product(METHODS, given.strategies):
-            cells = [scores(given, name, method, metric, strategy, count) for count in (0, *given.counts)]
-            print(f"| {method} | {strategy} | {' | '.join(map(shown, cells))} |")
-        for strategy in given.strategies:
-            print(f"\n{bought(given, name, metric, strategy)}")
-
-
-def bought(given: argparse.Namespace, name: str, metric: str, strategy: str) -> str:
-    """Say how many labels buy what unlabeled images bring, on a straight line between the numbers that were tried."""
-    unlabeled = scores(given, name, OWN, metric, strategy, 0)
-    curve = [(count, scores(given, name, FLOOR, metric, strategy, count)) for count in (0, *given.counts)]
-    if not unlabeled or not all(values for _, values in curve):
-        return f"{strategy}: not all runs are finished"
-    target, means = statistics.mean(unlabeled), [(count, statistics.mean(values)) for count, values in curve]
-    gain = f"unlabeled images bring {target - means[0][1]:+.1f} points ({OWN} against {FLOOR}, no more labels)"
-    labels = reached(means, target)
-    if target <= means[0][1]:
-        return f"{strategy}: {gain}: no label need be bought for that"
-    if labels is None:
-        return f"{strategy}: {gain}; {means[-1][0]} labels more do not buy that: {means[-1][1] - means[0][1]:+.1f}"
-    return f"{strategy}: {gain}; labels alone reach that with about {labels:.0f} labels more"
-
-
-def reached(curve: Sequence[tuple[int, float]], target: float) -> float | None:
-    """Return where a line through these points first reaches a value, or None if it never does."""
-    for (low, before), (high, after) in pairwise(curve):
-        if before < target <= after:
-            return low + (high - low) * (target - before) / (after - before)
-    return None
-
-
 def words(text: str) -> list[str]:
     return text.split(",")
 
@@ -154,12 +96,7 @@ def main() -> None:
     parser.add_argument("--strategies", type=words, default=["random", "least-certain", "uncertain-diverse"])
     parser.add_argument("--out", type=Path, default=Path("runs/labels"))
     parser.add_argument("--workers", type=int)
-    parser.add_argument("--table", action="store_true", help="print the tables of what is finished, and run nothing")
-    given = parser.parse_args()
-    if not given.table:
-        study(given)
-    for name in given.files:
-        tables(given, name)
+    study(parser.parse_args())
 
 
 if __name__ == "__main__":
