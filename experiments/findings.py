@@ -104,7 +104,7 @@ def first(found: Findings) -> str:
         over += f" of {joined(found.shared)}"
     told = f"{gain:+.1f} points{span(found, best)}"
     if gains_nothing(gain):
-        return f"{over}, no method is above labels alone; `{best}` is nearest with {told}"
+        return f"{over}, none of these methods is above labels alone; `{best}` is nearest with {told}"
     if best in found.better:
         told += f", by more than chance on {joined(found.better[best])}"
     else:
@@ -150,9 +150,15 @@ def joined(words: Iterable[str]) -> str:
 # Parts of pages.
 
 
+def concluded(tables: Mapping[str, Rows]) -> Findings | None:
+    """Return what rows say once our own method is among them: it runs last, so others are there before."""
+    found = findings(tables)
+    return found if found and any(map(is_own, found.gains)) else None
+
+
 def conclusion(tables: Mapping[str, Rows]) -> str:
     """The three sentences, with which pages begin."""
-    found = findings(tables)
+    found = concluded(tables)
     if found is None:
         return ""
     heads = ("Do unlabeled images help?", "Which method is first?", "What to do?")
@@ -162,12 +168,11 @@ def conclusion(tables: Mapping[str, Rows]) -> str:
 
 def why() -> str:
     """The same in the README, for readers who know no method yet."""
-    found = findings(box())
+    found = concluded(box())
     if found is None:
         return ""
-    own = next((row for row in found.gains if is_own(row)), None)
-    page = f"[`{own}`](docs/methods/{own}.md)"
-    design = f"{page} was designed with validation images of these data sets. " if own else ""
+    own = next(row for row in found.gains if is_own(row))
+    design = f"[`{own}`](docs/methods/{own}.md) was designed with validation images of these data sets. "
     told = " ".join(said[0].upper() + said[1:] for said in sentences(found))
     return (
         "**What unlabeled images bring.** With labels at one site, we compared methods that learn from the images of "

@@ -386,10 +386,11 @@ def printed() -> str:
     body, gains, missing = [], {}, []
     for row in content("h-printed")["only"]:
         mine, theirs = recipe.get(row, ()), paper.get(row, ())
-        missing += [f"{row} {how}" for how, there in (("as printed", theirs), ("by the recipe", mine)) if not there]
+        lacks = [how for how, there in (("as printed", theirs), ("by the recipe", mine)) if not there]
+        missing += [f"{row} {how}" for how in lacks] if len(lacks) < 2 else [row]
         if not (mine or theirs):
             continue
-        if mine and theirs:
+        if len(mine) == len(theirs) == len(plan.SEEDS):  # means of other seeds are no gain
             gains[row] = score(mine) - score(theirs)
         costs = [
             f"{mean(lines, 'images_labeled', 'images_unlabeled') / 1e3:,.0f}" if lines else NONE
@@ -406,8 +407,9 @@ def printed() -> str:
     if gains:
         least, most = min(gains, key=lambda row: gains[row]), max(gains, key=lambda row: gains[row])
         words = [f"The recipe brings between {gains[least]:+.1f} ({least}) and {gains[most]:+.1f} points ({most})."]
+        words = words if gains.keys() - {least} else [f"The recipe brings {least} {gains[least]:+.1f} points."]
     words += [f"Still to run: {', '.join(missing)}."] if missing else []
-    return Table(content("h-printed")["title"], columns, tuple(body), tuple(words)).markdown()
+    return table_of(content("h-printed")["title"], columns, body, words)
 
 
 def parts() -> str:
@@ -458,13 +460,15 @@ def by_cell(table: str) -> str:
         if not (rows_here := found.get(cell)):
             missing.append(cell)
             continue
-        missing += [f"{row} of {cell}" for row in wanted_in(table, said) if row not in rows_here]
-        gains = {row: gain for row in rows_here if (gain := above(rows_here, row))}
+        lacks = [row for row in wanted_in(table, said) if row not in rows_here]
+        missing += [f"of {cell} {', '.join(lacks)}"] if lacks else []
+        gains = {row: gain for row in rows_here if is_method(row) and (gain := above(rows_here, row))}
         if gains:
             best = max(gains, key=lambda row: gains[row].mean)
             chance = ", which may be chance" if side(rows_here, best) == "level" else ""
-            words.append(f"{cell}: {best} is highest, {points(gains[best])} above {FLOOR}{chance}.")
-    words += [f"Still to run: {', '.join(missing)}."] if missing else []
+            first = f"{best} is highest" if gains[best].mean > 0 else f"no method is above {FLOOR}; {best} is nearest"
+            words.append(f"{cell}: {first}, {points(gains[best])} beside {FLOOR}{chance}.")
+    words += [f"Still to run: {'; '.join(missing)}."] if missing else []
     return Table(content(table)["title"], ("row", *shown_cells), body, tuple(words)).markdown()
 
 
