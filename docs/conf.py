@@ -71,7 +71,8 @@ def read(app, name, source):
 
     def named(link):
         target = here / link[2].partition("#")[0]
-        outside = target.exists() and (target.is_dir() or not target.resolve().is_relative_to(HERE))
+        within = link[2].startswith("#")
+        outside = not within and target.exists() and (target.is_dir() or not target.resolve().is_relative_to(HERE))
         return link[1] if outside else link[0]
 
     page = generated.bare(source[0]) + (generated.reference() if name == "python" else "")

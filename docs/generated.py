@@ -172,18 +172,12 @@ def rst(parts: Iterable[str]) -> str:
     return "```{eval-rst}\n" + "\n".join(parts) + "```"
 
 
-def blood_cells() -> str:
-    """Return what labels alone and the systems reach on blood cells, and how they stand."""
-    floor = f"Labels alone have {bloodcells.bar_of('labels-only').mean:.0f} %."
-    return f"{bloodcells.table()}\n\n{floor} {bloodcells.verdict()}"
-
-
 def reason() -> str:
     """Return the sentences of the README about it."""
     return bloodcells.reason()
 
 
-FUNCTIONS = (settings, names, methods, all_leaves, leaves, idea, differs, cli, python, blood_cells, reason)
+FUNCTIONS = (settings, names, methods, all_leaves, leaves, idea, differs, cli, python, reason)
 PARTS = {part.__name__: part for part in FUNCTIONS}
 
 

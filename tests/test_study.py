@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import lines, partitions, plan, render, study
+from experiments import beside, findings, lines, partitions, plan, plots, render, study
 from fewlabel.papers.reproduce import missing_data
 from fewlabel.report.runs import CEILING, FLOOR
 
@@ -95,11 +96,10 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(plan, "TABLES", tmp_path)
     monkeypatch.setattr(plan, "SEEDS", (0, 1))
     monkeypatch.setattr(plan, "MAIN", ("a-blood",))
-    monkeypatch.setattr(render, "SEEDS", (0, 1))
-    for module in (plan, study):
+    monkeypatch.setattr(render, "MAIN", ("a-blood",))
+    for module in (plan, study, render):
         monkeypatch.setattr(module, "EVERY", ("o-box", "a-blood", "h-printed", "g-parts", "i-labels"))
-    for module in (lines, render):
-        monkeypatch.setattr(module, "DOCS", tmp_path)
+    monkeypatch.setattr(lines, "DOCS", tmp_path)
     for name, text in FILES.items():
         (tmp_path / f"{name}.toml").write_text(text)
     yield tmp_path
@@ -255,7 +255,9 @@ def test_settings_of_a_letter_are_for_its_table_and_those_that_build_on_it():
 
 def test_a_study_from_its_tables_to_its_pages(tiny: Path, capsys: pytest.CaptureFixture[str]):
     (tiny / "RESULTS.md").write_text(
-        "# Page\n<!-- a-blood -->\nold\n<!-- end -->\nbetween\n<!-- e-sites -->\n<!-- end -->\n"
+        "# Page\n<!-- contents -->\n<!-- end -->\n<!-- coming -->\n<!-- end -->\n"
+        "<!-- a-blood\n## (a) Tiny\n\nWords.\n-->\nold\n<!-- end -->\nbetween\n"
+        "<!-- e-sites\n## (e) Sites\n-->\n## (e) Sites\nold\n<!-- end -->\n"
     )
     assert run("o", "a", "g", "i", "h") == 0
     out = capsys.readouterr().out
@@ -283,7 +285,7 @@ def test_a_study_from_its_tables_to_its_pages(tiny: Path, capsys: pytest.Capture
         )
         assert line["images_per_class"].split() == [str(sum(true)) for true in test["confusion"]]
         right = sum(true[n] for n, true in enumerate(test["confusion"]))
-        (counts,) = render.confusions([line])
+        (counts,) = beside.confusions([line])
         assert sum(counts[n][n] for n in range(len(counts))) == right
         assert sum(map(sum, counts)) == test["images"]
         table = "o-box tiny" if copied else "a-blood"
@@ -315,8 +317,12 @@ def test_a_study_from_its_tables_to_its_pages(tiny: Path, capsys: pytest.Capture
     # The page: what is outside of the marks stays, and what is not run is said so.
     render.render()
     page = (tiny / "RESULTS.md").read_text()
-    assert page.startswith("# Page\n<!-- a-blood -->\n**(a) tiny**")
-    assert "between\n<!-- e-sites -->\nNot run yet.\n<!-- end -->\n" in page
+    assert "Words.\n-->\n## (a) Tiny\n\nWords.\n\n**Labels alone have" in page
+    assert "**(a) tiny**" in page
+    assert "between\n<!-- e-sites\n## (e) Sites\n-->\n<!-- end -->\n" in page
+    assert "<!-- contents -->\n- [(a) Tiny](#a-tiny)\n<!-- end -->" in page
+    assert "Still to come, by [the protocol](PROTOCOL.md#tables): (e) Sites." in page
+    assert widest(page) <= 8
     assert (tiny / "results" / "a-blood.png").stat().st_size > 1000
     render.render()
     assert (tiny / "RESULTS.md").read_text() == page
@@ -326,34 +332,106 @@ def test_a_study_from_its_tables_to_its_pages(tiny: Path, capsys: pytest.Capture
     assert not capsys.readouterr().out
 
 
+def widest(page: str) -> int:
+    """Return how many columns the widest table of a page has, but for those of each class."""
+    heads = re.findall(r"^(\|.*)\n\| ?---", page, re.MULTILINE)
+    return max(head.count("|") - 1 for head in heads if "class 0" not in head)
+
+
+RECALLS = {FLOOR: (0.7, 0.7), "rscfed": (0.6, 0.78), "tutor": (0.74, 0.72), CEILING: (0.9, 0.9)}
+
+
+def tell(row: str, seed: int, table: str = "o-box") -> None:
+    """Add a line of two classes of 1,000 images: what each row gains over labels alone follows from RECALLS."""
+    own = {"table": table, "cell": "tiny" if table == "o-box" else "", "row": row, "seed": seed, "method": row}
+    own |= {"settings": "", "rounds": 2, "images_per_class": "1000 1000", "bytes_up": 2e6, "bytes_down": 3e6}
+    told = " ".join(f"{one + seed / 500}" for one in RECALLS[row])
+    scores = {f"last_{key}_per_class": told for key in ("recall", "auc")}
+    lines.add({**own, **scores, "last_balanced_accuracy": sum(RECALLS[row]) / 2 + seed / 500})
+
+
 def test_pages_say_what_our_own_method_gains_beside_the_others(tiny: Path):
-    """Recalls of two classes of 1,000 images, by row: what each row gains over labels alone follows from them."""
-    recalls = {FLOOR: (0.7, 0.7), "rscfed": (0.6, 0.78), "tutor": (0.74, 0.72), CEILING: (0.9, 0.9)}
-
-    def tell(row: str, seed: int) -> None:
-        mean = sum(recalls[row]) / 2 + seed / 1000
-        own = {"table": "o-box", "cell": "tiny", "row": row, "seed": seed, "method": row, "settings": "", "rounds": 2}
-        own |= {"last_balanced_accuracy": mean, "images_per_class": "1000 1000"}
-        lines.add({**own, "last_recall_per_class": " ".join(f"{one + seed / 1000}" for one in recalls[row])})
-
     page = tiny / "which-method.md"
-    page.write_text("<!-- why -->\n<!-- end -->\n<!-- choice -->\n<!-- end -->\n")
+    page.write_text("<!-- why -->\n<!-- end -->\n<!-- choice -->\n<!-- end -->\n<!-- gains -->\n<!-- end -->\n")
     tell(FLOOR, 0)
+    before = page.read_text()
     render.render()
-    assert page.read_text().count("Not run yet.") == 2  # one seed says nothing
-    for row in recalls:
+    assert page.read_text() == before  # one seed says nothing
+    for row in RECALLS:
         for seed in plan.SEEDS:
             tell(row, seed)
     render.render()
     text = " ".join(page.read_text().split())
-    assert "[tutor](docs/methods/tutor.md), is +3.0 points above labels alone in the mean over 1 data set" in text
-    assert "(blood cells +3.0; balanced accuracy, three seeds, nothing tuned)" in text
     assert (
-        "Of 1 published methods, trained in the same way, the best is rscfed with -1.0; none gains by more than chance"
-        in text
+        "One of two methods is above labels alone by more than chance: `tutor` on blood cells; none is below by more "
+        "than chance. On blood cells, `tutor`, FewLabel's own, is first with +3.0 points, by more than chance on blood "
+        "cells; next is `rscfed` with -1.0. Train labels alone first;" in text
     )
-    assert "tutor +3.0 *, rscfed -1.0 | 1 of 2 | rscfed -1.0" in text
+    assert "| 70.1 ± 0.1 | 90.1 ± 0.1 | tutor +3.0 *, rscfed -1.0 | 1 of 2 | rscfed -1.0 |" in text
     assert (tiny / "results" / "gains.png").stat().st_size > 1000
+
+
+def test_a_table_that_is_partly_filled_has_no_empty_lines_and_names_what_is_missing(tiny: Path):
+    for row, seeds in {FLOOR: (0, 1), "tutor": (0,)}.items():
+        for seed in seeds:
+            tell(row, seed, "a-blood")
+    page = render.section("a-blood")
+    rows = [line for line in page.splitlines() if line.startswith("| tutor")]
+    # MB sent are 2 + 3. Nobody has a gap or an AUC, so no column is there.
+    assert rows[0].startswith("| tutor (1 of 2 seeds) | 73.0 | +3.0 (")
+    assert rows[0].endswith(" | 5 | 0 |")
+    first = next(line for line in page.splitlines() if line.startswith("| row"))
+    assert first == "| row | balanced accuracy, % | above labels-only (95 % interval) | MB sent | images, thousands |"
+    assert "\nStill to run: rscfed, all-labels, 1 seed of tutor.\n" in page
+    assert "No method has all seeds yet." in page
+    assert not [line for line in page.splitlines() if line.startswith(("| rscfed", "| all-labels"))]
+    for seed in plan.SEEDS:  # with a method that has all seeds, a conclusion waits for our own
+        tell("rscfed", seed, "a-blood")
+    glance = render.section("overall")  # no star and no mean before all seeds are there, and no conclusion
+    assert "| tutor | +3.0 (1 of 2 seeds) |" in glance
+    assert "Which method" not in glance
+
+
+def test_other_tables_that_are_partly_filled_claim_no_more_than_they_have(tiny: Path):
+    def put(table: str, cell_name: str, row: str, *seeds: int) -> None:
+        for seed in seeds:
+            tell(row, seed, table)
+            (one,) = (
+                one for one in lines.read_lines(table) if (one["row"], one["seed"], one["cell"]) == (row, str(seed), "")
+            )
+            kept = [line for line in lines.read_lines(table) if line != one]
+            lines.write_csv(lines.DOCS / "results" / f"{table}.csv", [*kept, {**one, "cell": cell_name}])
+
+    put("h-printed", "printed", FLOOR, 0)
+    put("h-printed", "fewlabel", FLOOR, 0, 1)
+    put("h-printed", "fewlabel", "rscfed", 0, 1)
+    page = render.section("h-printed")  # one seed beside two is no gain, so there is no column of gains
+    assert "| labels-only | 70.0 (1 of 2 seeds) | 70.1 ± 0.1 |" in page
+    assert "gain" not in page
+    assert "Still to run: rscfed as printed, rscfed-authors." in page
+    put("h-printed", "printed", FLOOR, 1)
+    assert "The recipe brings labels-only +0.0 points." in render.section("h-printed")
+    put("i-labels", "n20", FLOOR, 0, 1)
+    put("i-labels", "n20", "rscfed", 0, 1)
+    assert "n20: no method is above labels-only; rscfed is nearest, -1.0 (" in render.section("i-labels")
+
+
+def test_a_table_without_lines_has_no_heading_and_is_named_as_still_to_come(tiny: Path):
+    page = "<!-- coming -->\n<!-- end -->\n\n<!-- NAME\n## (X) Words\n\nMore.\n-->\n## (X) Words\nold\n<!-- end -->\n"
+    page = "".join(page.replace("NAME", name).replace("X", name[0]) for name in ("i-labels", "g-parts"))
+    empty = render.filled(page)
+    assert [heading for _, heading in render.headings(empty)] == []
+    assert "Still to come, by [the protocol](PROTOCOL.md#tables): (i) Words; (g) Words." in empty
+    assert "old" not in empty
+    tell(FLOOR, 0, "g-parts")
+    assert [heading for _, heading in render.headings(render.filled(empty))] == ["(g) Words"]
+    assert "Still to run: rscfed." in render.filled(empty)
+    assert render.filled(render.filled(empty)) == render.filled(empty)
+
+
+def test_contents_are_the_headings_that_are_there():
+    page = "# Title\n## (a) One's own\n### Inner\n### Other\n<!-- x\n## Hidden\n-->\n```\n## code\n```\n## Two\n"
+    assert render.contents(page) == ("- [(a) One's own](#a-ones-own): [Inner](#inner), [Other](#other)\n- [Two](#two)")
 
 
 @pytest.mark.slow
@@ -486,7 +564,7 @@ def cell(**recalls: list[str]) -> dict[str, list[dict[str, str]]]:
 
 def test_a_row_is_above_the_floor_only_if_every_seed_and_the_interval_say_so(monkeypatch: pytest.MonkeyPatch):
     forget()
-    monkeypatch.setattr(render, "SEEDS", (0, 1))
+    monkeypatch.setattr(plan, "SEEDS", (0, 1))
     rows = cell(
         labels_only=["0.5 0.5", "0.5 0.5"],
         rscfed=["0.9 0.9", "0.8 0.8"],  # far above in both
@@ -495,24 +573,126 @@ def test_a_row_is_above_the_floor_only_if_every_seed_and_the_interval_say_so(mon
         fedmatch=["0.9 0.9"],  # one seed of two: nothing is said of it
         all_labels=["1 1", "0.9 0.9"],
     )
-    assert render.above(rows, "rscfed").mean == pytest.approx(0.35)
-    assert render.above(rows, FLOOR) is None
-    assert render.above({"rscfed": rows["rscfed"]}, "rscfed") is None
+    assert beside.above(rows, "rscfed").mean == pytest.approx(0.35)
+    assert beside.above(rows, FLOOR) is None
+    assert beside.above({"rscfed": rows["rscfed"]}, "rscfed") is None
     assert render.verdict(rows) == (
-        "**Labels alone have 50.0 ± 0.0. 1 of 3 methods is above them by more than chance: rscfed (+35.0).** "
+        "**Labels alone have 50.0 ± 0.0 %. 1 of 3 methods is above them by more than chance: rscfed (+35.0).** "
         "1 of 3 methods is below them by more than chance: isofed (-35.0). May be chance: fedirm (+1.0). "
-        "All labels have 95.0 ± 7.1. Not all seeds are there yet: fedmatch.\n"
+        "All labels have 95.0 ± 7.1 %.\n"
     )
+    assert render.still_to_run(rows, [*rows, "semifl"]) == "Still to run: semifl, 1 seed of fedmatch.\n"
     less = {**rows, FLOOR: rows[FLOOR][:1]}  # without all seeds of the floor, nothing is said of anybody
-    assert render.verdict(less).startswith("**Labels alone have 50.0. No method has all seeds yet.**")
-    assert render.closed(rows, "rscfed") == "78"  # 35 of 45 points
-    assert render.closed(rows, FLOOR) == render.closed({FLOOR: rows[FLOOR]}, "rscfed") == "–"
+    assert render.verdict(less).startswith("**Labels alone have 50.0 %. No method has all seeds yet.**")
+    assert beside.closed(rows, "rscfed") == "78"  # 35 of 45 points
+    assert beside.closed(rows, FLOOR) == beside.closed({FLOOR: rows[FLOOR]}, "rscfed") == "–"
     assert render.verdict({"rscfed": rows["rscfed"]}).startswith("labels-only has no run yet")
 
 
+def two_seeds(**recalls: str) -> dict[str, list[dict[str, str]]]:
+    """Rows that have the same recalls in both seeds, of two classes of 100 images."""
+    return cell(**{row: [one, one] for row, one in recalls.items()})
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        pytest.param(
+            {  # +2 and +4 points, which 200 images cannot tell from none
+                "blood cells": two_seeds(labels_only="0.5 0.5", tutor="0.52 0.52", fedirm="0.5 0.51"),
+                "HAM10000": two_seeds(labels_only="0.5 0.5", tutor="0.54 0.54", fedirm="0.2 0.2"),
+            },
+            (
+                "none of two methods is above labels alone by more than chance on any of two data sets; one is below "
+                "by more than chance on at least one.",
+                "in the mean, `tutor`, FewLabel's own, is first with +3.0 points (+2.0 to +4.0), though on no data set "
+                "by more than chance; next is `fedirm` with -14.8.",
+                "train labels alone first; if that is not good enough, compare `tutor` with labels alone on your own "
+                "data.",
+            ),
+            id="our own is ahead",
+        ),
+        pytest.param(
+            {  # labels everywhere bring 40 points
+                "blood cells": two_seeds(
+                    labels_only="0.5 0.5", tutor="0.49 0.5", fedirm="0.1 0.1", all_labels="0.9 0.9"
+                ),
+            },
+            (
+                "none of two methods is above labels alone by more than chance on blood cells; one is below by more "
+                "than chance.",
+                "on blood cells, none of these methods is above labels alone; `tutor` is nearest with -0.5 points.",
+                "train labels alone, label more images if you can (labels at all sites bring +40.0 points on blood "
+                "cells), and use another method only if it is better on your own data.",
+            ),
+            id="nobody is ahead",
+        ),
+        pytest.param(
+            {
+                "blood cells": two_seeds(labels_only="0.5 0.5", fedirm="0.9 0.9", isofed="0.8 0.8"),
+                "HAM10000": two_seeds(labels_only="0.5 0.5", fedirm="0.51 0.5", isofed="0.1 0.1"),
+            },
+            (
+                "two of two methods are above labels alone by more than chance: `fedirm` on blood cells and `isofed` "
+                "on blood cells; one is below by more than chance on at least one.",
+                "in the mean, `fedirm` is first with +20.2 points (+0.5 to +40.0), by more than chance on blood cells; "
+                "next is `isofed` with -5.0.",
+                "train labels alone first; if that is not good enough, compare `fedirm` with labels alone on your own "
+                "data.",
+            ),
+            id="some are above by more than chance",
+        ),
+        pytest.param(
+            {
+                "blood cells": two_seeds(labels_only="0.5 0.5", tutor="0.9 0.9"),
+                "HAM10000": two_seeds(labels_only="0.5 0.5", tutor="0.3 0.3"),
+            },
+            (
+                "one of one method is above labels alone by more than chance: `tutor` on blood cells; one is below by "
+                "more than chance on at least one.",
+                "in the mean, `tutor`, FewLabel's own, is first with +10.0 points (-20.0 to +40.0), by more than "
+                "chance on blood cells; it is below by more than chance on HAM10000.",
+                "train labels alone, and use another method only if it is better on your own data.",
+            ),
+            id="the first one is below somewhere",
+        ),
+    ],
+)
+def test_three_sentences_say_what_the_numbers_carry(
+    tables: dict[str, Any], said: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+):
+    forget()
+    monkeypatch.setattr(plan, "SEEDS", (0, 1))
+    found = findings.findings(tables)
+    assert found is not None
+    assert findings.sentences(found) == said
+
+
+def test_methods_are_ranked_by_data_sets_that_they_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A method with one easy data set is not first, and one without all seeds is nowhere."""
+    forget()
+    monkeypatch.setattr(plan, "SEEDS", (0, 1))
+    easy = two_seeds(labels_only="0.5 0.5", tutor="0.6 0.6", fedirm="0.7 0.7", isofed="0.9 0.9")
+    hard = two_seeds(labels_only="0.5 0.5", tutor="0.5 0.5", fedirm="0.45 0.45", semifl="0.9 0.9")
+    hard["semifl"] = hard["semifl"][:1]
+    found = findings.findings({"blood cells": easy, "HAM10000": hard})
+    assert found is not None
+    assert found.means == pytest.approx({"fedirm": 7.5, "tutor": 5.0})
+    assert "semifl" not in found.gains
+    plots.draw_gains(found, tmp_path / "gains.png")
+    assert findings.findings({"HAM10000": {FLOOR: hard[FLOOR]}}) is None
+
+
 def test_seeds_that_are_missing_are_shown_as_missing():
-    assert render.seeds_of([{}, {}], 3) == " (2 of 3 seeds)"
-    assert render.seeds_of([{}, {}, {}], 3) == ""
+    assert beside.seeds_of([{}, {}], 3) == " (2 of 3 seeds)"
+    assert beside.seeds_of([{}, {}, {}], 3) == ""
+
+
+@pytest.mark.parametrize("page", ["RESULTS.md", "which-method.md", "methods/tutor.md"])
+def test_no_table_of_the_pages_is_wide_and_no_section_is_empty(page: str):
+    text = (lines.DOCS / page).read_text()
+    assert widest(text) <= 8
+    assert "not run yet" not in text.lower()
 
 
 def test_whether_rounds_are_enough_is_told_by_validation(tiny: Path):
