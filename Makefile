@@ -8,10 +8,10 @@ demo: .venv/installed
 	$(BIN)/fewlabel compare experiments/demo.toml --methods rscfed,fedirm,cbafed,isofed,fedmatch --out runs/demo
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -rs -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -rs -m "not slow"
 
 test-all: .venv/installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -rs
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -rs
 
 docs: .venv/installed-docs  # what the pages have from code and results, then the manual, in docs/_build/html
 	$(BIN)/python docs/generated.py

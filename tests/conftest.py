@@ -34,6 +34,27 @@ SMALL = (
     "checkpoint.rounds=2",
 )
 
+# Files that take longest, in order. They go first: a long file at the end would keep one worker busy, the other idle.
+LONGEST = (
+    "methods/test_conformance.py",
+    "test_examples.py",
+    "test_docs.py",
+    "cli/test_main.py",
+    "engine/test_faults.py",
+    "test_study.py",
+    "report/test_report.py",
+    "deploy/test_flower.py",
+    "deploy/test_masked_sums.py",
+    "engine/test_conduct.py",
+    "engine/test_device.py",
+    "papers/test_reproduce.py",
+)
+PLACES = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: PLACES.get(item.path, len(PLACES)))
+
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:

@@ -5,12 +5,12 @@ a single number from there; a generator of the CPU; and what PyTorch has for the
 bits.
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 ELSEWHERE = torch.device("meta")
 aten = torch.ops.aten
@@ -58,22 +58,41 @@ class Elsewhere(TorchDispatchMode):
         return act(operation, args, kwargs or {})
 
 
+def leaves(values: Iterable[Any]) -> Iterator[Any]:
+    """What is in lists and tuples; PyTorch's `tree_leaves` knows of more, and takes longer than the operations."""
+    for one in values:
+        if isinstance(one, list | tuple):
+            yield from leaves(one)
+        else:
+            yield one
+
+
+def mapped(change: Callable[[Any], Any], kind: type, value: Any) -> Any:
+    """Change what is of a kind, in lists and tuples, too."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)([mapped(change, kind, one) for one in value])
+    return value
+
+
 def act(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    there = any(isinstance(one, Far) for one in tree_leaves((args, kwargs)))
+    there = any(isinstance(one, Far) for one in leaves((*args, *kwargs.values())))
     if there:
         refuse(operation, args, kwargs)
     wanted = kwargs.get("device")
     to = there if wanted is None else torch.device(wanted) == ELSEWHERE
     if not there and not to:
         return operation(*args, **kwargs)
-    near_args, near_kwargs = tree_map_only(Far, lambda far: far.near, (args, kwargs))
+    near_args = mapped(lambda far: far.near, Far, args)
+    near_kwargs = {name: mapped(lambda far: far.near, Far, value) for name, value in kwargs.items()}
     if wanted is not None:
         near_kwargs["device"] = torch.device("cpu")
     result = operation(*near_args, **near_kwargs)
     if operation.overloadpacket is aten._to_copy and to != there:
         result = result.clone() if to else result  # a copy, although on the CPU it is none
     if to:
-        result = tree_map_only(Tensor, lambda near: near if isinstance(near, Far) else Far(near), result)
+        result = mapped(lambda near: near if isinstance(near, Far) else Far(near), Tensor, result)
     return return_and_correct_aliasing(operation, args, kwargs, result) if there and to else result
 
 
@@ -86,8 +105,9 @@ def refuse(operation: Any, args: Any, kwargs: dict[str, Any]) -> None:
         raise NotImplementedError(f"{operation} of uint8 is for the CPU alone")
     if packet in COPIES:
         return
-    looked_at = (args[0], args[2:]) if packet in INDEXED and isinstance(args[0], Far) else (args, kwargs)
+    indexed = packet in INDEXED and isinstance(args[0], Far)
+    looked_at = (args[0], *args[2:]) if indexed else (*args, *kwargs.values())
     numbers = torch.Tag.pointwise in operation.tags or packet in (*INDEXED, *BY_NUMBER)
-    for one in tree_leaves(looked_at):
+    for one in leaves(looked_at):
         if isinstance(one, Tensor) and not isinstance(one, Far) and (one.ndim or not numbers):
             raise RuntimeError(f"{operation} on tensors here and elsewhere, the one here of {list(one.shape)}")

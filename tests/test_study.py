@@ -32,6 +32,7 @@ method = { warmup = 0 }
 tune = { setting = "method.labeled_times", values = [2.0, 6.0, 18.0], why = "the weight of labels" }
 [rows.tutor]
 own = true
+method = { tutors = 2, views = 0 }
 [rows.all-labels]
 ceiling = true
 tuned = "labels-only"

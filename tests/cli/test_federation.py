@@ -263,16 +263,16 @@ class Session:
         paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
-    def set_up(self, sites: int, rounds: int, more: str = "") -> int:
+    def set_up(self, sites: int, rounds: int, more: str = "", method: str = "labels-only") -> int:
         """Create a federation, and a site for each client. Return the port at which sites will reach it."""
         (self.folder / "e.toml").write_text(
-            f'method = "labels-only"\nrounds = {rounds}\nseed = 5\nmodel = "tests.nets:tiny"\n'
+            f'method = "{method}"\nrounds = {rounds}\nseed = 5\nmodel = "tests.nets:tiny"\n'
             f'[data]\nname = "digits"\nimage_size = 16\n[clients]\ncount = {sites}\nalpha = 2.0\n{more}'
         )
         (port,) = free_ports(1)
         address = f"{self.hosts[0].address if self.hosts else '127.0.0.1'}:{port}"
         self.run("data split e.toml --to sites")
-        self.run(f"federation init fed --address {address} --terms sites/terms.json --methods labels-only")
+        self.run(f"federation init fed --address {address} --terms sites/terms.json --methods {method}")
         for n in range(sites):
             who = f"--name s{n} --client {n} --data sites/client-{n}"
             self.run(f"site init site-{n} --trust fed/trust {who} --modules tests.nets")

@@ -455,9 +455,9 @@ def test_settings_are_listed_with_their_defaults(fewlabel: Command) -> None:
 
 
 def trained(fewlabel: Command, *words: str | Path) -> Train | None:
-    """Lay out a run and stop it at once: what its experiment.toml says about training."""
-    found = fewlabel("run", *words, *QUICK, "--set", "rounds=1", "--workers", "1", "--out", "told", "--format", "json")
-    assert found.code == 0, found.err
+    """Lay out a run that ends in its first round: what its experiment.toml says about training."""
+    found = fewlabel("run", *words, "--method", "tests.bad_methods:Stumbles", *QUICK, "--workers", "1", "--out", "told")
+    assert (found.code, "nothing to share" in found.err) == (3, True), found.err
     train = load(Path("told/experiment.toml")).train
     shutil.rmtree("told")
     return train

@@ -33,7 +33,7 @@ CASES = {
     "fedirm": ["method=fedirm", "labels.clients=1", "method.labeled_share=0.5"],
     "cbafed": ["method=cbafed", "labels.clients=3", "method.warmup_epochs=1"],
     "dropout": ["method=fedavg-fixmatch", "clients.dropout=0.2", "clients.count=6"],
-    "two means": ["method=tutor", "labels.clients=3", "clients.count=6"],
+    "two means": ["method=tutor", "labels.clients=3", "clients.count=6", "method.tutors=2", "method.views=1"],
 }
 
 

@@ -183,8 +183,14 @@ def test_who_attaches_to_a_run_sees_the_rounds_from_now_on_and_its_end(
 def test_ctrl_c_leaves_a_run_alone_that_is_only_watched(
     lungs: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-    assert not submit.attach(lungs, run, Experiment(rounds=2), "7")
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # also where a script has started the tests with &
+    try:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        assert not submit.attach(lungs, run, Experiment(rounds=2), "7")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert f"{run} goes on; to see it again: fewlabel federation attach {run}" in capsys.readouterr().err
     assert (tmp_path / "bin" / "asked").read_text() == "log\n"
 
