@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments import lines as stored
-from experiments import plan, plots
+from experiments import plan, plots, sides
 from experiments.beside import (
     NAMES,
     NONE,
@@ -42,7 +42,7 @@ from fewlabel.papers.tables import read_table
 from fewlabel.report.runs import CEILING, FLOOR
 from fewlabel.report.tables import Spread, Table
 
-PAGES = ("RESULTS.md", "which-method.md", "methods/*.md", "../README.md")
+PAGES = ("RESULTS.md", "which-method.md", "methods/*.md", "../README.md", "trust.md", "privacy.md", "label.md")
 MARK = re.compile(r"(<!-- ([\w-]+)(?: |\n((?:(?!-->).)*))-->\n).*?<!-- end -->", re.DOTALL)
 OF_PAGE = ("contents", "coming")  # parts that follow from the page's other parts
 PER_CLASS = {"recall": "Recall of each class, %", "auc": "AUC of each class, %"}
@@ -82,6 +82,7 @@ def section(name: str) -> str:
         "h-printed": printed,
         "g-parts": parts,
         STREAMING: streaming,
+        **sides.SECTIONS,
         "tuning": lambda: "\n".join(filter(None, map(tuning, MAIN))),
         **{f"numbers-{method}": lambda method=method: numbers(method) for method in rows()},
         **{table: lambda table=table: main_table(table) for table in MAIN},

@@ -11,7 +11,6 @@
 tables of docs/trust.md, docs/privacy.md and docs/label.md from these lines.
 """
 
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -19,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from experiments import lines as stored
+from experiments.beside import Line, score, shown
 from fewlabel.engine import record
 from fewlabel.experiment import Experiment
 from fewlabel.report.results import Result
 from fewlabel.report.runs import FLOOR
-from fewlabel.report.tables import Spread, Table
+from fewlabel.report.tables import Table
 
-Line = Mapping[str, str]
 Place = tuple[str, str, str]  # table, row and column
 
-NOT_YET = "Not run yet."
+SCORE = "last_balanced_accuracy"
 OWN = "tutor"
 DEFENCES = ("clip_median", "outlier", "largest_share")  # settings of `clients`, each a defence by itself
 SUGGESTED = "these three together"
@@ -37,7 +36,7 @@ EPSILONS = ("none", "8", "3", "1")
 STRATEGIES = ("random", "least-certain", "uncertain-diverse")
 TITLES = {
     "labeled": "One of four labeled sites attacks; labels alone: balanced accuracy on test, %",
-    "unlabeled": "One of nine unlabeled sites attacks; FedIRM, one labeled site: balanced accuracy on test, %",
+    "unlabeled": "One of nine unlabeled sites attacks; SemiFL, one labeled site: balanced accuracy on test, %",
     "pbc": "Blood cells",
     "ham": "Skin lesions (HAM10000)",
 }
@@ -113,14 +112,6 @@ def found(study: str) -> dict[Place, list[Line]]:
     return places
 
 
-def spread(lines: Iterable[Line], key: str = "last_balanced_accuracy") -> str:
-    return str(Spread.of(float(line[key]) if line.get(key) else None for line in lines) or "–")
-
-
-def mean(lines: Sequence[Line], key: str = "last_balanced_accuracy") -> float:
-    return 100 * statistics.fmean(float(line[key]) for line in lines)
-
-
 def seeds(lines: Iterable[Line]) -> str:
     known = sorted({int(line["seed"]) for line in lines})
     return f"{'Seed' if len(known) == 1 else 'Seeds'} {', '.join(map(str, known))}"
@@ -130,11 +121,11 @@ def attacks(kind: str) -> str:
     """What each attack does to each defence, and who is named."""
     here = {(row, column): lines for (cell, row, column), lines in found("attacks").items() if cell == kind}
     if not here:
-        return NOT_YET
+        return ""
     columns = [name for name in ATTACKS if any(column == name for _, column in here)]
     defences = dict.fromkeys(row for row, _ in here)
     order = sorted(defences, key=lambda row: (row != "none", not row.startswith(DEFENCES), row != SUGGESTED, row))
-    body = tuple((row, *(spread(here.get((row, column), ())) for column in columns)) for row in order)
+    body = tuple((row, *(shown(here.get((row, column), ()), SCORE) for column in columns)) for row in order)
     every = [line for lines in here.values() for line in lines]
     attacked = [
         (column, line) for (row, column), lines in here.items() if row == "none" and column != "none" for line in lines
@@ -156,7 +147,7 @@ def survivors(here: Mapping[tuple[str, str], Sequence[Line]], columns: Sequence[
     worst = {}
     for row in dict.fromkeys(row for row, _ in here):
         if all((row, column) in here for column in columns):
-            worst[row] = min((mean(here[row, column]), column) for column in columns)
+            worst[row] = min((score(here[row, column]), column) for column in columns)
     if len(worst) < 2:
         return ""
     best = max(worst, key=lambda row: worst[row][0])
@@ -168,10 +159,10 @@ def privacy() -> str:
     """What each epsilon costs."""
     here = {column: lines for (_, _, column), lines in found("privacy").items()}
     if not here:
-        return NOT_YET
+        return ""
     columns = ("epsilon", "balanced accuracy, %", "accuracy, %", "AUC, %")
     keys = ("last_balanced_accuracy", "last_accuracy", "last_auc")
-    body = tuple((name, *(spread(here[name], key) for key in keys)) for name in EPSILONS if name in here)
+    body = tuple((name, *(shown(here[name], key) for key in keys)) for name in EPSILONS if name in here)
     every = [line for lines in here.values() for line in lines]
     words = (f"{seeds(every)}, {every[0]['rounds']} rounds. `none` is the same training without noise or clipping.",)
     return Table(
@@ -183,14 +174,14 @@ def labels(data: str) -> str:
     """What more labels bring, by strategy and number."""
     here = {(row, column): lines for (cell, row, column), lines in found("labels").items() if cell == data}
     if not here:
-        return NOT_YET
+        return ""
     counts = sorted({int(column.rsplit(" ", 1)[1]) for _, column in here})
     body = []
     for method in (FLOOR, OWN):
         for strategy in STRATEGIES:
             columns = [f"{strategy} {count}" if count else "none 0" for count in counts]
             if any((method, column) in here for column in columns[1:]):
-                body.append((method, strategy, *(spread(here.get((method, column), ())) for column in columns)))
+                body.append((method, strategy, *(shown(here.get((method, column), ()), SCORE) for column in columns)))
     every = [line for lines in here.values() for line in lines]
     words = [f"Balanced accuracy on test, %. {seeds(every)}, {every[0]['rounds']} rounds."]
     words += [worth(here, counts), *best_strategy(here, counts[-1])]
@@ -202,11 +193,11 @@ def best_strategy(here: Mapping[tuple[str, str], Sequence[Line]], count: int) ->
     """Say how strategies differ at the largest number of labels, seed by seed."""
     words = []
     for method in (FLOOR, OWN):
-        means = {one: mean(here[method, f"{one} {count}"]) for one in STRATEGIES if (method, f"{one} {count}") in here}
+        means = {one: score(here[method, f"{one} {count}"]) for one in STRATEGIES if (method, f"{one} {count}") in here}
         if len(means) > 1 and "random" in means:
             best = max(means, key=lambda one: means[one])
             pairs = zip(here[method, f"{best} {count}"], here[method, f"random {count}"], strict=False)
-            wins = [float(one["last_balanced_accuracy"]) > float(two["last_balanced_accuracy"]) for one, two in pairs]
+            wins = [float(one[SCORE]) > float(two[SCORE]) for one, two in pairs]
             gain = (
                 f"{means[best] - means['random']:+.1f} points against random, ahead in {sum(wins)} of {len(wins)} seeds"
             )
@@ -220,7 +211,7 @@ def worth(here: Mapping[tuple[str, str], Sequence[Line]], counts: Sequence[int])
         return ""
     if len(here[FLOOR, "none 0"]) != len(here[OWN, "none 0"]):
         return ""
-    target, start = mean(here[OWN, "none 0"]), mean(here[FLOOR, "none 0"])
+    target, start = score(here[OWN, "none 0"]), score(here[FLOOR, "none 0"])
     gain = f"Without more labels, unlabeled images bring {target - start:+.1f} points ({OWN})"
     if target <= start:
         return f"{gain}."
@@ -228,7 +219,7 @@ def worth(here: Mapping[tuple[str, str], Sequence[Line]], counts: Sequence[int])
     for strategy in STRATEGIES:
         columns = [f"{strategy} {count}" if count else "none 0" for count in counts]
         if all((FLOOR, column) in here for column in columns):
-            points = [(count, mean(here[FLOOR, column])) for count, column in zip(counts, columns, strict=True)]
+            points = [(count, score(here[FLOOR, column])) for count, column in zip(counts, columns, strict=True)]
             bought[strategy] = reached(points, target)
     said = [
         f"{count:.0f} ({name})" if count is not None else f"more than {counts[-1]} ({name})"

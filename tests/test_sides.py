@@ -57,7 +57,7 @@ def test_the_table_of_attacks_says_who_is_named_and_which_defence_has_the_best_w
     assert "| none | 80.0 | 10.0 | 60.0 |" in said
     assert "named in 1 of 2 attacks, and not in: label-flip." in said
     assert "The best worst case is that of `median`: 65 (label-flip); without a defence it is 10 (scale)." in said
-    assert sides.attacks("unlabeled") == sides.NOT_YET
+    assert sides.attacks("unlabeled") == ""
 
 
 def test_epsilons_stand_from_none_to_the_strictest() -> None:

@@ -153,8 +153,9 @@ class Guard:
             factors = (self.privacy.clip / (norms + 1e-6)).clamp(max=1.0)
             # A gradient that is no number would make the whole sum none, and that alone would tell of one image.
             whole = norms.isfinite()
-            factors = torch.where(whole, factors, 0.0)
-            found = [(p, torch.where(whole.view(-1, *[1] * (g.ndim - 1)), g, 0.0)) for p, g in found]
+            if not whole.all():
+                factors = torch.where(whole, factors, 0.0)
+                found = [(p, torch.where(whole.view(-1, *[1] * (g.ndim - 1)), g, 0.0)) for p, g in found]
         sums = {id(p): torch.tensordot(factors, gradient, dims=1) for p, gradient in found}
         for parameter in parameters:
             added = gaussian(parameter.shape, noise * self.privacy.clip).to(parameter)
