@@ -20,7 +20,8 @@ class Relation:
     def check(self, classes: int) -> None:
         """Raise ValueError unless these are probabilities of so many classes."""
         fits = self.rows.shape == (classes, classes) and self.known.shape == (classes,)
-        if not fits or self.known.dtype != torch.bool or self.rows.min() < 0 or self.rows.max() > 1:
+        fits = fits and self.rows.dtype == torch.float32 and self.known.dtype == torch.bool
+        if not fits or self.rows.min() < 0 or self.rows.max() > 1:
             raise ValueError(f"its relation must be {classes} rows of probabilities, and which of them it knows")
 
 
