@@ -203,8 +203,8 @@ def accept(task: Task, client: ClientInfo, round: int, data: bytes, network: Tre
     """
     try:
         upload = wire.unpack(task.upload, data, finite=True)
-        check_whole(upload, network)
         wire.check_like(upload, network)
+        check_whole(upload, network)
         if isinstance(upload, Checked):
             upload.check(network)
         check_size(upload, LARGEST if asked is None else asked.most)
@@ -219,7 +219,7 @@ def accept(task: Task, client: ClientInfo, round: int, data: bytes, network: Tre
 
 def check_whole(upload: Any, network: Tree) -> None:
     """Raise ValueError if a whole model in an upload lacks a part of the network: it could not be averaged."""
-    field = weights_field(type(upload)) if is_dataclass(upload) else None
+    field = weights_field(cast(type, type(upload))) if is_dataclass(upload) else None
     if field and (lacking := sorted(network.keys() - getattr(upload, field).keys())):
         raise ValueError(f"its model lacks {', '.join(lacking[:3])}")
 

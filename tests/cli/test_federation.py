@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -479,11 +480,17 @@ def test_faults_that_mend_themselves(tmp_path: Path) -> None:
         for n in range(2):
             session.begin(f"join{n}", f"site join site-{n} --yes", f"joined as client {n} of 'fed'")
         session.begin("run", "federation run fed e.toml --data sites --out run", "round 1/60")
+        began, after = time.monotonic(), dict[str, float]()
         os.kill(process_of(tmp_path / "site-1", b"answer"), signal.SIGSTOP)
-        session.until_said("join1", "the site-process has given no sign of life for 30 s, so it is ended and started")
-        session.until_said("run", "fewlabel: waiting for 's1', 1")
-        session.until_said("run", "fewlabel: 's1' gave no reply in round ")
-        session.until_said("run", "fewlabel: all sites that were asked replied in round ")
+        for what, who, words in (
+            ("named", "run", "fewlabel: waiting for 's1', 1"),
+            ("started again", "join1", "the site-process has given no sign of life for 30 s, so it is ended and start"),
+            ("passed over", "run", "fewlabel: 's1' gave no reply in round "),
+            ("back", "run", "fewlabel: all sites that were asked replied in round "),
+        ):
+            session.until_said(who, words)
+            after[what] = time.monotonic() - began
+        print("hung site:", {what: round(seconds, 1) for what, seconds in after.items()}, "s after it was stopped")
 
         session.left["run"].kill()
         session.left.pop("run").wait(60)
