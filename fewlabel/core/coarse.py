@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fewlabel.core import metrics
+from fewlabel.core import metrics, robust
 from fewlabel.core.errors import BadInput
 
+MOST = 10**8  # test images that a site may say it has
 LEAST = 50  # test images that everything a site tells is about, at least
 BINARY = ("binary_accuracy", "binary_sensitivity", "binary_specificity", "binary_f1")
 UNTOLD = (*BINARY, "precision", "recall", "specificity", "f1", "auc_per_class", "confusion")  # metrics that sites keep
@@ -79,7 +80,7 @@ def check(found: Answer, classes: int) -> None:
     """Raise BadInput if this cannot be a site's answer."""
     shapes = (found.per_class.shape, found.recall.shape) == ((classes,), (classes,))
     kinds = (found.per_class.dtype, found.recall.dtype) == (torch.int64, torch.float64)
-    if not shapes or not kinds or found.least < 1 or found.images < found.least:
+    if not shapes or not kinds or found.least < 1 or not found.least <= found.images <= MOST:
         raise BadInput(f"its answer is refused: it is not that of one set of images of {classes} classes")
     # Classes are rounded down, each by itself, so they are at most as many as all.
     counts = int(found.per_class.min()) >= 0 and int(found.per_class.sum()) <= found.images
@@ -88,21 +89,27 @@ def check(found: Answer, classes: int) -> None:
         raise BadInput("its answer is refused: shares are from 0 to 1, and classes have no more images than all")
 
 
-def pooled(answers: Iterable[Answer]) -> metrics.Metrics:
-    """Return the metrics of all sites together, each by its images. What no site tells is None."""
+def pooled(answers: Iterable[Answer], largest_share: float | None = None) -> metrics.Metrics:
+    """Return the metrics of all sites together, each by its images. What no site tells is None.
+
+    Nobody can check how many images a site has. With a largest share, none counts for more than that.
+    """
     answers = list(answers)
-    images = torch.tensor([found.images for found in answers]).double()
-    per_class = torch.stack([found.per_class for found in answers]).double()
+    claimed = torch.tensor([found.images for found in answers]).double()
+    images = claimed
+    if largest_share is not None:
+        images = torch.tensor(robust.capped(claimed.tolist(), largest_share)).double()
+    per_class = torch.stack([found.per_class for found in answers]).double() * (images / claimed)[:, None]
     recall = (per_class * torch.stack([found.recall for found in answers])).sum(0) / per_class.sum(0)  # 0/0 is NaN
-    told = [(found.images, found.auc) for found in answers if found.auc is not None]
+    told = [(n, found.auc) for n, found in zip(images.tolist(), answers, strict=True) if found.auc is not None]
     known = [None if math.isnan(value) else value for value in recall.tolist()]
     balanced = [value for value in known if value is not None]
     return dict.fromkeys(UNTOLD) | {
-        "images": int(images.sum()),
+        "images": int(claimed.sum()),
         "accuracy": float((images * torch.tensor([found.accuracy for found in answers]).double()).sum() / images.sum()),
         "balanced_accuracy": sum(balanced) / len(balanced) if balanced else None,
         "auc": sum(n * auc for n, auc in told) / sum(n for n, _ in told) if told else None,
         "recall_per_class": known,
-        "images_per_class": [int(count) for count in per_class.sum(0).tolist()],
+        "images_per_class": torch.stack([found.per_class for found in answers]).sum(0).tolist(),
         "steps_of": max(found.least for found in answers),
     }

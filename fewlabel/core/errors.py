@@ -38,6 +38,12 @@ def unknown(what: str, name: str, known: Iterable[str], else_: str = "") -> str:
     return f"there is no {what} '{name}'; {hint}"
 
 
+def printable(text: str, most: int = 300) -> str:
+    """Shorten a text that somebody else wrote, and keep only letters that can be shown."""
+    short = " ".join(text.split())[:most]
+    return "".join(letter if letter.isprintable() else "?" for letter in short)
+
+
 def install(extra: str) -> str:
     """Return the command that installs one of FewLabel's extras. There is no package of it to download."""
     return f"in FewLabel's folder, pip install '.[{extra}]'"

@@ -178,6 +178,10 @@ class Reply(Generic[U]):
     upload: U
     counts: float = 1.0
 
+    def part_of(self, number: Tensor) -> Tensor:
+        """Return whole numbers of images, of which only a part counts if the client claims too many."""
+        return number if self.counts == 1 else (self.counts * number.double()).to(number.dtype)
+
 
 @dataclass(frozen=True)
 class Mean(Generic[U]):

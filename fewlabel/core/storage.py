@@ -27,6 +27,19 @@ def write(path: Path, data: bytes, durable: bool = True) -> None:
         ) from None
 
 
+def drop_torn_line(file: IO[bytes]) -> None:
+    """Remove what a power cut has left of a last line, from a file that is open to append lines to."""
+    size = file.seek(0, os.SEEK_END)
+    while size:
+        start = max(0, size - (1 << 16))
+        file.seek(start)
+        if (end := file.read(size - start).rfind(b"\n")) >= 0:
+            file.truncate(start + end + 1)
+            return
+        size = start
+    file.truncate(0)
+
+
 def make_folder(path: Path) -> None:
     """Create a folder and those above it."""
     try:

@@ -6,6 +6,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from fewlabel.core import wire
@@ -172,8 +173,11 @@ class Asked:
             raise ValueError(f"it says that it trained on {number} images, and it has {self.client.size}")
         if counts is None:
             return
-        if counts.shape != (self.classes,) or (counts < 0).any() or float(counts.double().sum()) != number:
-            raise ValueError(f"its counts of images must be {self.classes}, none negative, and add up to {number}")
+        fits = counts.shape == (self.classes,) and counts.dtype == torch.int64
+        if not fits or (counts < 0).any() or float(counts.double().sum()) != number:
+            raise ValueError(
+                f"its counts of images must be {self.classes} whole numbers, none negative, and add up to {number}"
+            )
 
 
 @runtime_checkable
@@ -200,16 +204,24 @@ def accept(task: Task, client: ClientInfo, round: int, data: bytes, network: Tre
     try:
         upload = wire.unpack(task.upload, data, finite=True)
         wire.check_like(upload, network)
+        check_whole(upload, network)
         if isinstance(upload, Checked):
             upload.check(network)
         check_size(upload, LARGEST if asked is None else asked.most)
         if asked is not None and isinstance(upload, Answer):
             upload.check_answer(asked)
-    except (wire.WireError, ValueError) as error:
+    except Exception as error:  # also where a check of a method trips over tensors of types that it does not expect
         more = "; if its training has diverged, lower method.local.lr or set method.local.clip"
         why = f"its upload is refused: {error}{more if only_numbers_wrong(task, data) else ''}"
         raise ClientError(client.id, task.name, round, why) from None
     return upload
+
+
+def check_whole(upload: Any, network: Tree) -> None:
+    """Raise ValueError if a whole model in an upload lacks a part of the network: it could not be averaged."""
+    field = weights_field(cast(type, type(upload))) if is_dataclass(upload) else None
+    if field and (lacking := sorted(network.keys() - getattr(upload, field).keys())):
+        raise ValueError(f"its model lacks {', '.join(lacking[:3])}")
 
 
 def only_numbers_wrong(task: Task, data: bytes) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fewlabel.core import coarse
+from fewlabel.core import coarse, storage
 from fewlabel.core.errors import StorageError
 from fewlabel.deploy.messages import Refused
 from fewlabel.deploy.policy import Evaluating
@@ -24,6 +24,7 @@ from fewlabel.engine.executor import Job
 from fewlabel.experiment import Experiment
 
 ANSWERS, SECRET = "answers.jsonl", "secret"
+BYTES = 32  # of the secret
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ def given(state: Path) -> list[Given]:
     """Read the answers that this site has given so far."""
     path = state / ANSWERS
     try:
-        return [Given(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # what was half written has not left
+        return [Given(**json.loads(line)) for line in lines]
     except (OSError, ValueError, TypeError) as error:
         raise StorageError(f"{path} cannot be read: {error}; no model is measured until it can") from None
 
@@ -73,8 +75,9 @@ def answered(
 
 def note(state: Path, answer: Given) -> None:
     """Append an answer before it leaves, so that it counts whatever happens."""
-    with (state / ANSWERS).open("a") as file:
-        file.write(json.dumps(asdict(answer)) + "\n")
+    with (state / ANSWERS).open("a+b") as file:
+        storage.drop_torn_line(file)
+        file.write(json.dumps(asdict(answer)).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -82,9 +85,9 @@ def note(state: Path, answer: Given) -> None:
 def chance(state: Path, message: bytes) -> coarse.Chance:
     """Return numbers that depend on the weights and on this site's secret alone."""
     path = state / SECRET
-    if not path.exists():
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(os.urandom(32))
+    if not path.exists() or path.stat().st_size < BYTES:  # a power cut may leave an empty file, which anyone can guess
+        storage.write(path, os.urandom(BYTES))
+        path.chmod(0o600)
     key, about = path.read_bytes(), hashlib.sha256(message).digest()
 
     def number(name: str) -> float:

@@ -13,6 +13,7 @@ unless the call's head has the key of a member and its signature of the time.
 
 import argparse
 import asyncio
+import ipaddress
 import json
 import math
 import resource
@@ -106,6 +107,14 @@ def check_head(request: h11.Request) -> int:
     if length > most:
         raise Refusal(413, f"has {length} bytes, more than {most}")
     return length
+
+
+def neighbourhood(host: str) -> str:
+    """Return the address by which strangers are counted: of IPv6 the first half, for one caller has all the rest."""
+    with suppress(ValueError):
+        if (address := ipaddress.ip_address(host)).version == 6 and address.ipv4_mapped is None:
+            return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
+    return host
 
 
 @dataclass
@@ -216,7 +225,7 @@ class Gateway:
             self.strangers.pop(oldest).transport.abort()  # at once, because each takes a file
             oldest.cancel()
         transport.pause_reading()  # or bytes of TLS would be read before TLS begins
-        caller = Caller(transport, host)
+        caller = Caller(transport, neighbourhood(host))
         self.tasks.add(task := asyncio.create_task(self.serve_connection(caller)))
         self.strangers[task] = caller
         task.add_done_callback(lambda task: self.forget(task, caller))

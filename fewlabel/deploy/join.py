@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
-from fewlabel.core.errors import BadInput, RunFailed
+from fewlabel.core.errors import BadInput, RunFailed, printable
 from fewlabel.deploy import keys, members, processes, site_check
 from fewlabel.deploy.site_folder import SOCKET, SiteFile
 from fewlabel.deploy.site_process import is_late, last_beat
@@ -169,7 +169,7 @@ class Words:
         for line in whole.decode(errors="replace").splitlines():
             if line.startswith("fewlabel: ") and line not in self.told:
                 self.told.append(line)
-                tell(line.removeprefix("fewlabel: "))
+                tell(printable(line.removeprefix("fewlabel: "), 1500))
 
 
 # Flower's node

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fewlabel.core import storage
 from fewlabel.core.errors import BadInput, StorageError
 from fewlabel.deploy import keys, members
 from fewlabel.deploy.site_log import Account, Entry, entry_of
@@ -57,8 +58,9 @@ class Heads:
         found = entry if entry is not None and not fault.startswith(("came", "has a line that")) else None
         number, head = (found.number, found.hash) if found else (0, "")
         kept = Kept(member.client, member.name, print_, number, head, members.now_text(), fault)
-        with (self.folder / FILE).open("a") as file:
-            file.write(json.dumps(asdict(kept)) + "\n")
+        with (self.folder / FILE).open("a+b") as file:
+            storage.drop_torn_line(file)
+            file.write(json.dumps(asdict(kept)).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         if found is not None:
@@ -90,8 +92,9 @@ def read(path: Path) -> list[Kept]:
     if not path.exists():
         return []
     try:
-        return [Kept(**json.loads(line)) for line in path.read_text().splitlines()]
-    except (OSError, ValueError, TypeError) as error:
+        *lines, _ = path.read_bytes().split(b"\n")  # a power cut may leave a last line half written
+        return [Kept(**json.loads(line)) for line in lines]
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise StorageError(f"{path} cannot be read: {error}") from None
 
 

@@ -16,6 +16,7 @@ from fewlabel.deploy.log_heads import Heads
 from fewlabel.deploy.members import called
 from fewlabel.deploy.messages import MAX_IMAGES, MAX_INTRODUCTION, Introduction, Order
 from fewlabel.deploy.pace import Pace
+from fewlabel.deploy.pulls import Pulls
 from fewlabel.deploy.run_plan import RunPlan
 from fewlabel.engine import flower_messages, run
 from fewlabel.engine.executor import SERVER_ID, Job, Outcome, Summed, Tickets
@@ -61,6 +62,7 @@ class Nodes:
         self._asked: dict[str, int] = {}
         self._again: dict[int, float] = {}  # when to ask a node again that was refused
         self._looked = 0.0
+        self._introductions, self.pulls = Pulls(grid), Pulls(grid)
 
     def order(self, job: Job) -> bytes:
         """Pack the order for a job. It names the run, and not the directory at the server."""
@@ -80,7 +82,7 @@ class Nodes:
                     self.grid, node, self.plan.patience, "query", "", order=order, message=b""
                 ):
                     self._asked[sent] = node
-        for sent, reply in self.receive(self._asked):
+        for sent, reply in self.receive(self._asked, self._introductions):
             node = self._asked.pop(sent)
             try:
                 introduction = wire.unpack(Introduction, flower_messages.upload_of(reply, MAX_INTRODUCTION) or b"")
@@ -93,11 +95,11 @@ class Nodes:
                 self.refused[node] = str(error)
                 self._again[node] = time.monotonic() + AGAIN
 
-    def receive(self, sent: Iterable[str]) -> list[tuple[str, Any]]:
+    def receive(self, sent: Iterable[str], pulls: Pulls) -> list[tuple[str, Any]]:
         """Return the replies that have come, and keep the lines of the sites' logs that came with them."""
-        replies = flower_messages.receive(self.grid, sent)
+        replies = pulls.receive(sent)
         for _, reply in replies:
-            if self.heads is not None and not reply.has_error():
+            if self.heads is not None and not isinstance(reply, BadInput) and not reply.has_error():
                 self.heads.take(reply.metadata.src_node_id, flower_messages.parts_of(reply))
         return replies
 
@@ -107,6 +109,8 @@ class Nodes:
             raise BadInput(f"it claims to be client {info.id}, and clients are from 0 to {self.count - 1}")
         if not 0 < info.size <= MAX_IMAGES or min(info.num_labeled, info.num_unlabeled) < 0:
             raise BadInput(f"client {info.id} claims {info.num_labeled} labeled and {info.num_unlabeled} other images")
+        if not 0 <= introduction.test <= MAX_IMAGES:
+            raise BadInput(f"client {info.id} claims {introduction.test} images to test on")
         ours, theirs = run.versions()["fewlabel"], introduction.versions.get("fewlabel")
         if theirs != ours:
             raise BadInput(
@@ -217,14 +221,14 @@ class NodeExecutor:
     def wait(self) -> None:
         pause = POLL[0]
         while not self._receive():
-            time.sleep(pause)
+            self.nodes.pulls.wait(pause)
             pause = min(1.5 * pause, POLL[1])
 
     def _receive(self) -> bool:
         """Read the replies that have come. Return True if a job has ended."""
         before = len(self._sent)
         self.nodes.look()
-        for sent, reply in self.nodes.receive(self._sent):
+        for sent, reply in self.nodes.receive(self._sent, self.nodes.pulls):
             done = self._sent.pop(sent)
             try:
                 upload = flower_messages.upload_of(reply, self.max_upload)

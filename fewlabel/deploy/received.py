@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from fewlabel.core import tree, wire
+from fewlabel.core.federation import Model
 from fewlabel.core.tree import Tree
 from fewlabel.core.updates import check_size, is_tree
 from fewlabel.deploy.messages import Refused
@@ -28,10 +29,15 @@ class Received:
     sha256: str  # of all models, the same for the same numbers; empty if there is none
 
 
-def received(kind: Any, message: bytes) -> Received:
-    """Return what is to know about the weights of a message. Refuse numbers that no training gives."""
+def received(kind: Any, message: bytes, statistics: bytes | None = None) -> Received:
+    """Return what is to know about the weights of a message, and about BatchNorm's statistics that came with it.
+
+    Refuse numbers that no training gives.
+    """
     try:
         found = wire.unpack(kind, message, finite=True)
+        if statistics is not None:
+            found = (found, wire.unpack(Model, statistics, finite=True))
         check_size(found)
     except (wire.WireError, ValueError) as error:
         raise Refused(f"these weights are not trained here: {error}") from None

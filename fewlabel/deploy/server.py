@@ -55,7 +55,10 @@ def serve(
     world = server_world(experiment, nodes.plan, nodes.clients, tested)
     sums.check_kinds(experiment, world.partition)
     if plan.members:
-        wishes.change(Path(plan.members), reported={client: info.num_labeled for client, info in found.items()})
+        labels = {client: info.num_labeled for client, info in found.items()}
+        for sentence in wishes.first_labels(Path(plan.members), labels):
+            say(sentence)
+        wishes.change(Path(plan.members), reported=labels)
         for sentence in members.grown(Path(plan.members), {client: info.size for client, info in found.items()}):
             say(f"{sentence}; if that is wrong, clients.largest_share bounds what it gains")
     executor = NodeExecutor(nodes, Worker(directory, world), directory)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from fewlabel.core import coarse, schedule, schema, tree, wire
-from fewlabel.core.errors import BadInput, Spent
+from fewlabel.core.errors import BadInput, Spent, printable
 from fewlabel.core.federation import ClientInfo, Model
 from fewlabel.core.rng import Rng, preserved
 from fewlabel.core.tasks import tasks, weights_sent
@@ -59,6 +59,7 @@ from fewlabel.engine.worker import Worker
 from fewlabel.engine.world import World, normalised
 from fewlabel.experiment import Experiment, read
 
+MOST_THREADS = 256  # that an experiment may ask for
 FRAMEWORK = {"pixels": "", "statistics": "", "evaluate": "test"}  # kinds of jobs that are no method's, and their task
 
 
@@ -102,11 +103,8 @@ def answer(site: SiteConfig, parts: Mapping[str, Any]) -> Parts:
         known, experiment = checked(site, order)
         upload = carry_out(site, known, experiment, message, statistics)
     except Refused as error:
-        print(
-            f"fewlabel: refused {subject(order if isinstance(order, bytes) else b'')[2]}: {error}",
-            file=sys.stderr,
-            flush=True,
-        )
+        what = subject(order if isinstance(order, bytes) else b"")[2]
+        print(f"fewlabel: refused {printable(what, 100)}: {printable(str(error), 1000)}", file=sys.stderr, flush=True)
         return {"refused": str(error)} | ({"spent": "yes"} if isinstance(error.__cause__, Spent) else {})
     spent = experiments.epsilon(Path(site.state), known.job.run)
     return ({} if upload is None else {"upload": upload}) | ({"epsilon": f"{spent:.6g}"} if spent else {})
@@ -152,10 +150,10 @@ def worked(
     # Nothing is measured or shown at a site: its worker does not watch, whatever `score` and `evaluated` say.
     job = replace(order.job, run=str(directory), score=False, evaluated=False)
     worker, known = Worker(directory, world), tasks(type(world.experiment.method))
-    sent = received.received(known[job.task].message if job.task else Model, message)
+    sent = received.received(known[job.task].message if job.task else Model, message, statistics)
     first = tree.norm(tree.parameters(tree.of(worker.model)))  # of the network before any training
     if odd := received.oddity(sent, max(first, workload.last_norm(directory, job))):
-        print(f"fewlabel: round {job.round}, {job.task}: {odd}", file=sys.stderr, flush=True)
+        print(f"fewlabel: round {job.round}, {printable(job.task, 100)}: {odd}", file=sys.stderr, flush=True)
     if once := bool(job.task) and known[job.task].once:
         sent = replace(sent, sha256=hashlib.sha256(message + (statistics or b"")).hexdigest())
     left = workload.begin(directory, job, limits.most_epochs, sent, once)
@@ -264,6 +262,8 @@ def trusted(text: str, modules: list[str]) -> Experiment:
         table = tomllib.loads(text)
     except ValueError as error:
         raise BadInput(f"the experiment is not TOML: {error}") from None
+    if not all(map(str.isprintable, texts_in(table))):
+        raise BadInput("a text in the experiment has characters that would mislead whoever reads it")
     for part in ("method", "model", "data"):
         given = table.get(part)
         name = given.get("name") if isinstance(given, Mapping) else given
@@ -274,7 +274,23 @@ def trusted(text: str, modules: list[str]) -> Experiment:
             raise BadInput(f"{part} '{name}' is not FewLabel's, and this site trusts no module of that name")
     if isinstance(labels := table.get("labels"), Mapping) and labels.keys() & {"file", "sha256"}:
         raise BadInput("labels.file is for simulations: a site adds its own labels, and opens no file that others name")
-    return read(table)
+    whole = read(table)
+    if whole.threads > MOST_THREADS:
+        raise BadInput(f"threads = {whole.threads}, and a site starts {MOST_THREADS} at most")
+    return whole
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts in a table, with its keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from value
+        for part in value.values():
+            yield from texts_in(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from texts_in(part)
 
 
 # Images

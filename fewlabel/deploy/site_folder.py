@@ -50,7 +50,9 @@ def create(folder: Path, name: str, given: Path, config: SiteConfig) -> members.
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shutil.copytree(given, trust)
+    trust.mkdir()
+    for part in (f"{keys.CA}.pem", members.ABOUT, members.TERMS):  # and nothing else that may lie or be linked there
+        shutil.copyfile(given / part, trust / part)
     keys.new_key(folder / KEY, ssh=True)
     write(folder, SiteFile(name, str(trust), str(folder / KEY), config))
     request = members.enrol(trust, folder / KEY, config.client, name)
@@ -96,6 +98,8 @@ def read(folder: Path) -> SiteFile:
 def completed(folder: Path, site: SiteFile) -> SiteConfig:
     """Return a site's settings, with the usual places of those files that they do not name."""
     place = site.place
+    if place.policy and not Path(place.policy).is_file():  # or nothing would be limited
+        raise BadInput(f"{folder / FILE}: place.policy is {place.policy}, and there is no such file")
     return replace(
         place,
         policy=place.policy or str(folder / "policy.toml"),

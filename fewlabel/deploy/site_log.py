@@ -129,9 +129,11 @@ def last_whole_line(file: IO[bytes], path: Path) -> Entry | None:
 
 def entry_of(line: bytes) -> Entry | None:
     """Read a line. Return None if it is not, to the byte, what `note` would write."""
+    if len(line) > TAIL:
+        return None
     try:
         entry = Entry(**json.loads(line))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
     known = all(type(getattr(entry, field.name)) is field.type for field in fields(Entry))
     same = known and entry.direction in ("in", "out") and entry.text().encode() == line

@@ -55,6 +55,6 @@ def read_json(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         raise BadInput(f"there is no file {path}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StorageError(f"{path} cannot be read: {error}") from None
     return found

@@ -24,6 +24,16 @@ def read(folder: Path) -> Labels:
     return members.read(Labels, path) if path.exists() else Labels()
 
 
+def first_labels(folder: Path, reported: Mapping[int, int]) -> list[str]:
+    """Say which members report labels that had none in an earlier run. From then on they count as sites with labels."""
+    before, names = read(folder).reported, members.names(folder)
+    return [
+        f"{members.called(names, client)} reports {number:,} labels, and had none in an earlier run"
+        for client, number in reported.items()
+        if number and before.get(str(client)) == 0
+    ]
+
+
 def change(folder: Path, reported: Mapping[int, int] | None = None, wanted: Mapping[int, int] | None = None) -> None:
     """Remember what sites reported, or what they are asked for."""
     with storage.locked(folder / members.LOCK):

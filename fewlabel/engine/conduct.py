@@ -54,6 +54,7 @@ class Judge:
         self.rule = Rule(settings.aggregate, settings.trim, settings.largest_share, settings.sums != "float")
         self.conduct = Conduct()
         self.suspects: list[Suspect] = []
+        self.pairs = frozenset[str]()  # kinds of which there are two clients
         self.round = 0
 
     def take_suspects(self) -> list[Suspect]:
@@ -91,6 +92,7 @@ class Judge:
         found = {info.id: info for info in claimed}
         for labeled in (True, False):
             kind = [info for info in claimed if info.size and (info.num_labeled > 0) == labeled]
+            self.pairs = self.pairs - {called(labeled)} | ({called(labeled)} if len(kind) == 2 else set())
             usual = statistics.median([info.size for info in kind]) if len(kind) > 2 else math.inf
             for info in kind if new else ():
                 if info.size > FAR_SIZE * usual:
@@ -125,17 +127,27 @@ class Judge:
             return False
         return any(key(task, labeled(one.reply), part) not in self.conduct.norms for part in one.norms)
 
-    def _median(self, name: str, phase: Mapping[str, Sequence[float]]) -> float:
+    def _median(self, name: str, phase: Mapping[str, Sequence[float]], high: bool = False) -> float:
         """Return the median norm of earlier rounds, or of this phase if it is the first.
 
         If most clients of a kind moved nothing, compare with all that moved something, of either kind.
         """
-        if usual := statistics.median(self.conduct.norms.get(name) or phase[name]):
+        if usual := self._middle(name, self.conduct.norms.get(name) or phase[name], high):
             return usual
         both = [
             norm for kind in (name, other_kind(name)) for norm in self.conduct.norms.get(kind) or phase.get(kind, ())
         ]
         return statistics.median(found) if (found := [norm for norm in both if norm]) else 0.0
+
+    def _middle(self, name: str, norms: Sequence[float], high: bool = False) -> float:
+        """Return the median of norms. Of two clients it is the lower of the two in the middle, or the higher.
+
+        Their mean would be halfway to what one of them alone makes up. The lower bounds what is made up. Whoever is
+        left out must be beyond the higher, or one of two could have the other left out by hardly moving itself.
+        """
+        if name.rsplit(", ", 2)[1] not in self.pairs:
+            return statistics.median(norms)
+        return statistics.median_high(norms) if high else statistics.median_low(norms)
 
     def _decided(self, task: str, one: Judged, phase: Mapping[str, Sequence[float]]) -> Iterator[Reply[Any]]:
         """Yield a reply as it is, or with a smaller update, or not at all."""
@@ -145,8 +157,9 @@ class Judge:
             return
         for part, norm in one.norms.items():
             usual = self._median(key(task, labeled(one.reply), part), phase)
-            if settings.outlier is not None and norm > settings.outlier * usual > 0:
-                self.name(one.reply.client.id, task, compared(one, part, usual), "left out")
+            highest = self._median(key(task, labeled(one.reply), part), phase, high=True)
+            if settings.outlier is not None and norm > settings.outlier * highest > 0:
+                self.name(one.reply.client.id, task, compared(one, part, highest), "left out")
                 return
             bounds = [settings.clip] if settings.clip is not None and part == "parameter" else []
             bounds += [settings.clip_median * usual] if settings.clip_median is not None and usual else []
@@ -169,7 +182,7 @@ class Judge:
             for part, norm in norms.items():
                 name = key(task, has_labels, part)
                 before = self.conduct.norms.get(name, ())
-                usual = max(statistics.median(phase[name]), self._median(name, phase))
+                usual = max(self._middle(name, phase[name]), self._median(name, phase))
                 few = len(before) + len(phase[name]) < 3
                 if not few and norm > FAR * usual > 0 and (client, task) not in named:
                     self.name(client, task, words(part, norm, usual, has_labels), "named")
@@ -179,7 +192,7 @@ class Judge:
         limits = [limit for limit in (self.settings.clip_median, self.settings.outlier) if limit is not None]
         norms = dict(self.conduct.norms)
         for name, found in phase.items():
-            most = min(limits, default=math.inf) * (self._median(name, phase) or math.inf)
+            most = min(limits, default=math.inf) * (self._median(name, phase, high=True) or math.inf)
             norms[name] = (*norms.get(name, ()), *(min(norm, most) for norm in found))[-REMEMBERED:]
         self.conduct = replace(self.conduct, norms=norms)
 

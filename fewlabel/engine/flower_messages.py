@@ -9,6 +9,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fewlabel.core.errors import BadInput, FewLabelError
+from fewlabel.core.errors import printable as printable
 
 RECORD = "fewlabel"
 
@@ -51,13 +52,13 @@ def answer(message: Message, **parts: bytes | str | None) -> Message:
     return Message(RecordDict({RECORD: record}), reply_to=message)
 
 
-def parts_of(reply: Message) -> dict[str, Any]:
-    """Return all parts of a reply by name, none if it is not one of ours."""
-    found = reply.content.get(RECORD)
+def parts_of(reply: Message | FewLabelError) -> dict[str, Any]:
+    """Return all parts of a reply by name, none if it is not one of ours, or an error in its place."""
+    found = None if isinstance(reply, FewLabelError) or reply.has_error() else reply.content.get(RECORD)
     return dict(found) if isinstance(found, ConfigRecord) else {}
 
 
-def told(reply: Message) -> dict[str, float]:
+def told(reply: Message | FewLabelError) -> dict[str, float]:
     """Return what a site tells beside its upload: the epsilon that it has `spent`, and whether none is left."""
     parts = parts_of(reply)
     none_left: dict[str, float] = {"spent": True} if "spent" in parts else {}
@@ -68,8 +69,13 @@ def told(reply: Message) -> dict[str, float]:
     return none_left | ({"epsilon": epsilon} if 0 <= epsilon < math.inf else {})
 
 
-def upload_of(reply: Message, limit: int) -> bytes | None:
-    """Return the upload in a site's reply. Raise an error with the reason if there is none, or if it is too large."""
+def upload_of(reply: Message | FewLabelError, limit: int) -> bytes | None:
+    """Return the upload in a site's reply. Raise an error with the reason if there is none, or if it is too large.
+
+    An error that stands in place of a reply is raised, too.
+    """
+    if isinstance(reply, FewLabelError):
+        raise reply
     if reply.has_error():
         if reply.error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
             raise TooLate("no reply came before the deadline")
@@ -91,9 +97,3 @@ def upload_of(reply: Message, limit: int) -> bytes | None:
     if len(upload) > limit:
         raise BadInput(f"its upload is refused: it has {len(upload)} bytes, more than {limit}")
     return upload
-
-
-def printable(text: str) -> str:
-    """Shorten a text that somebody else wrote, and keep only letters that can be shown."""
-    short = " ".join(text.split())[:300]
-    return "".join(letter if letter.isprintable() else "?" for letter in short)

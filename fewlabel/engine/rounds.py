@@ -247,7 +247,7 @@ class Server:
                 found[name] = outcome.outside
         if asked := len(answers) + len(failures):
             spent = {"asked": asked, "bytes_up": up, "bytes_down": asked * self._asked_bytes, "failures": failures}
-            metrics = coarse.pooled(answers) if answers else {}
+            metrics = coarse.pooled(answers, self.experiment.clients.largest_share) if answers else {}
             found["sites"] = metrics | spent
             if metrics:
                 found.setdefault("test", metrics)  # where the server has nothing to test on

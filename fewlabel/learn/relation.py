@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fewlabel.core.mixing import soft
+from fewlabel.core.tasks import Asked
 from fewlabel.learn.functional import Headed
 
 
@@ -17,10 +18,14 @@ class Relation:
     rows: Tensor  # [C, C]
     known: Tensor  # bool [C]: classes with images
 
-    def check(self, classes: int) -> None:
-        """Raise ValueError unless these are probabilities of so many classes."""
+    def check(self, asked: Asked) -> None:
+        """Raise ValueError unless these are probabilities of all classes, by a client that has labels."""
+        classes = asked.classes
+        if not asked.client.num_labeled:
+            raise ValueError("it sends a relation, and has no labels to make one from")
         fits = self.rows.shape == (classes, classes) and self.known.shape == (classes,)
-        if not fits or self.known.dtype != torch.bool or self.rows.min() < 0 or self.rows.max() > 1:
+        fits = fits and self.rows.dtype == torch.float32 and self.known.dtype == torch.bool
+        if not fits or self.rows.min() < 0 or self.rows.max() > 1:
             raise ValueError(f"its relation must be {classes} rows of probabilities, and which of them it knows")
 
 

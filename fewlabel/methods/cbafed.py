@@ -146,7 +146,7 @@ class CBAFed:
         found = fed.mean(self.local_update, jobs, state.model, weight=lambda r: r.upload.used, kinds=kinds)  # eq. 20
         counts, model = torch.zeros_like(state.counts), found.model
         for reply in found.replies:
-            counts.add_(0 if reply.upload.counts is None else reply.upload.counts)  # eq. 7
+            counts.add_(0 if reply.upload.counts is None else reply.part_of(reply.upload.counts))  # eq. 7
         lost = state.lost + int(warm and not any(reply.upload.used for reply in found.replies))
         before, turn = state.before, number if warm else number - self.warmup
         if self.residual and turn % self.skip == 0:

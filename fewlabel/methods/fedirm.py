@@ -66,7 +66,7 @@ class State:
 
     def check_answer(self, asked: Asked) -> None:
         if self.relation:
-            self.relation.check(asked.classes)
+            self.relation.check(asked)
 
 
 @dataclass(frozen=True)

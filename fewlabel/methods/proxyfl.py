@@ -64,9 +64,10 @@ class Update:
     def check(self, network: Tree) -> None:
         number, size = network[classifier(network)].shape
         shapes = {"project_features": (size, size), "project_shift": (size,), "project_proxies": (size, size)}
-        if {name: tuple(value.shape) for name, value in self.projections.items()} != shapes:
-            raise ValueError(f"the projections must have the shapes {shapes}")
-        if self.counts.shape != (number,) or (self.counts < 0).any():
+        fits = {name: tuple(value.shape) for name, value in self.projections.items()} == shapes
+        if not fits or any(value.dtype != torch.float32 for value in self.projections.values()):
+            raise ValueError(f"the projections must have the shapes {shapes}, in torch.float32")
+        if self.counts.shape != (number,) or self.counts.dtype != torch.float32 or (self.counts < 0).any():
             raise ValueError(f"there must be {number} counts of images, none of them negative")
 
 

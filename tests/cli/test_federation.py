@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -385,7 +386,7 @@ def test_a_site_decides_what_runs(tmp_path: Path) -> None:
             session.begin(f"join{n}", f"site join site-{n} --yes", f"joined as client {n} of 'fed'")
         told = session.run(f"{run.format('fast', 15)} --set method.local.lr=1.0", 3)
         why = "the policy of this site does not allow it: its largest learning rate is 0.1, and method.local.lr = 1"
-        assert why in told
+        assert f"'s0' is refused: it refused: {why}" in told
         session.until_said("join0", f"refused info: {why}")
 
         file = tmp_path / "site-0" / "policy.toml"
@@ -479,11 +480,17 @@ def test_faults_that_mend_themselves(tmp_path: Path) -> None:
         for n in range(2):
             session.begin(f"join{n}", f"site join site-{n} --yes", f"joined as client {n} of 'fed'")
         session.begin("run", "federation run fed e.toml --data sites --out run", "round 1/60")
+        began, after = time.monotonic(), dict[str, float]()
         os.kill(process_of(tmp_path / "site-1", b"answer"), signal.SIGSTOP)
-        session.until_said("join1", "the site-process has given no sign of life for 30 s, so it is ended and started")
-        session.until_said("run", "fewlabel: waiting for 's1', 1")
-        session.until_said("run", "fewlabel: 's1' gave no reply in round ")
-        session.until_said("run", "fewlabel: all sites that were asked replied in round ")
+        for what, who, words in (
+            ("named", "run", "fewlabel: waiting for 's1', 1"),
+            ("started again", "join1", "the site-process has given no sign of life for 30 s, so it is ended and start"),
+            ("passed over", "run", "fewlabel: 's1' gave no reply in round "),
+            ("back", "run", "fewlabel: all sites that were asked replied in round "),
+        ):
+            session.until_said(who, words)
+            after[what] = time.monotonic() - began
+        print("hung site:", {what: round(seconds, 1) for what, seconds in after.items()}, "s after it was stopped")
 
         session.left["run"].kill()
         session.left.pop("run").wait(60)

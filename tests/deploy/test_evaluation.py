@@ -96,6 +96,8 @@ def test_exact_counts_show_the_label_and_the_blocks_of_one_image(site, tmp_path)
     direction = torch.rand(25, generator=torch.Generator().manual_seed(0))
     found = evaluation_attack.attack(observe, direction, most=16)
     which = int((site.blocks @ direction).argmax())
+    correlation = evaluation_attack.correlation(found.blocks, site.blocks[which])
+    print(f"exact counts: {found.orders} orders, correlation {correlation:.3f}")
     assert found.orders <= 41
     assert found.label == int(site.labels[which])
     assert evaluation_attack.correlation(found.blocks, site.blocks[which]) > 0.99

@@ -53,7 +53,14 @@ def read_for_ever(upload: bytes) -> bytes:
     return path.read_bytes()
 
 
+def times(upload: bytes, factor: float) -> bytes:
+    model = wire.unpack(Model, upload).model
+    return wire.pack(Model({name: factor * v if v.is_floating_point() else v for name, v in model.items()}))
+
+
 MOODS = {
+    "loud": lambda upload: times(upload, 1000.0),
+    "overflow": lambda upload: spoilt(upload, torch.full((4, 1, 3, 3), 3e38)),
     "stuck": read_for_ever,
     "NaN": lambda upload: spoilt(upload, torch.full((4, 1, 3, 3), torch.nan)),
     "shape": lambda upload: spoilt(upload, torch.zeros(3)),
@@ -147,6 +154,19 @@ def test_a_site_that_sends_what_it_should_not_is_refused_by_name_and_the_rounds_
         assert failure["why"].startswith("its upload is refused")
         assert why in failure["why"]
     assert same_as_without(run, whole, 2, tmp_path / "simulated")
+    told(run, each_round=found[3]["seconds"])
+
+
+def test_a_site_whose_update_is_a_thousand_times_too_large_is_left_out_by_name(sites, tmp_path):
+    """And numbers that would make the average overflow end no run."""
+    sites.mood(2, _1="overflow", _3="loud")
+    run = sites.lay_out("loud", fedavg("rounds=4", "clients.clip_median=2.0", "clients.outlier=20.0"))
+    log = sites.run(run)
+    found = read_rounds(run)
+    assert [line["replies"] for line in found] == [2, 3, 2, 3], log
+    (failure,), (third,) = found[0]["failures"], found[2]["suspects"]
+    assert (failure["client"], "numbers beyond 1e+18" in failure["why"]) == (2, True)
+    assert (third["client"], third["did"], "times the median" in third["why"]) == (2, "left out", True)
     told(run, each_round=found[3]["seconds"])
 
 

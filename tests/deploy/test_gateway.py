@@ -555,6 +555,15 @@ def test_strangers_who_come_back_again_and_again_keep_no_member_out_behind_their
             one.join()
 
 
+def test_one_caller_of_ipv6_is_one_address_however_many_it_has():
+    ours = [gateway.neighbourhood(f"2001:db8:1:2:{n:x}::{n:x}") for n in range(1, 9)]
+    assert set(ours) == {"2001:db8:1:2::/64"}
+    assert gateway.neighbourhood("2001:db8:1:3::1") != ours[0]
+    assert gateway.neighbourhood("192.0.2.7") == "192.0.2.7"
+    assert gateway.neighbourhood("::ffff:192.0.2.7") != gateway.neighbourhood("::ffff:192.0.2.8")
+    assert gateway.neighbourhood("") == ""
+
+
 def test_one_address_does_not_push_out_another(another, guarded):
     other = another("FIRST = 600; gateway.STRANGERS = 5")
     with ExitStack() as stack:

@@ -18,7 +18,7 @@ from fewlabel.core.rng import Rng
 from fewlabel.core.tasks import tasks
 from fewlabel.data.settings import Attack
 from fewlabel.data.site_files import Terms
-from fewlabel.deploy import keys, members
+from fewlabel.deploy import keys, members, wishes
 from fewlabel.deploy.messages import Introduction
 from fewlabel.deploy.run_plan import RunPlan
 from fewlabel.deploy.server import serve, server_world
@@ -187,6 +187,19 @@ def test_a_member_that_reports_far_more_images_than_before_is_named(tmp_path):
     for _ in range(2):
         assert members.grown(folder, {1: 10**8, 2: 7}) == [why]
     assert members.grown(folder, {0: 200, 1: 600}) == []
+
+
+def test_a_member_that_reports_labels_for_the_first_time_is_named(tmp_path):
+    folder = tmp_path / "federation"
+    members.create(folder, members.Federation("demo", "127.0.0.1:9443", "0.2.0"), {})
+    members.write_members(folder, (members.Member(1, "Klinik B", "key", "nonce", ""),))
+    for reported, said in (
+        ({0: 10, 1: 0}, []),
+        ({0: 20, 1: 5}, ["'Klinik B' reports 5 labels, and had none in an earlier run"]),
+        ({1: 6}, []),
+    ):
+        assert wishes.first_labels(folder, reported) == said
+        wishes.change(folder, reported=reported)
 
 
 def test_a_member_that_makes_the_model_useless_is_named_where_the_run_ends(tmp_path):

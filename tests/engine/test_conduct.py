@@ -117,6 +117,37 @@ def test_whoever_is_far_is_named_though_no_setting_bounds_updates():
     assert passed(judge(), moves(1.0, 90.0)) == {0: 1.0, 1: 90.0}  # of two, nobody can say who is wrong
 
 
+def pair(**settings) -> Judge:
+    """A judge of two clients with labels and one without."""
+    found = judge(**settings)
+    found.sizes([ClientInfo(0, 1, 1), ClientInfo(1, 1, 1), ClientInfo(2, 0, 1)])
+    return found
+
+
+def test_one_of_two_clients_does_not_decide_how_large_an_update_may_be():
+    """The mean of the two in the middle would let 1001 through in the first round, and more and more later."""
+    strict = pair(clip_median=2.0)
+    for _ in range(100):
+        assert passed(strict, moves(1.0, 1000.0)) == {0: 1.0, 1: 2.0}
+        assert done(strict) == [(1, "clipped")]
+
+
+def test_one_of_two_clients_cannot_have_the_other_left_out_by_hardly_moving():
+    strict = pair(outlier=5.0)
+    for _ in range(60):
+        assert list(passed(strict, moves(1.0, 1e-3))) == [0, 1]
+    strict = pair(outlier=5.0, clip_median=2.0)
+    assert passed(strict, moves(1.0, 1000.0)) == {0: 1.0, 1: 2.0}  # nobody can say which is wrong, so it is clipped
+    assert list(passed(strict, moves(1.0, 5001.0))) == [0]  # beyond 5 times what was seen before
+
+
+def test_one_of_two_clients_is_named_from_the_second_round_on():
+    mild = pair()
+    passed(mild, moves(1.0, 1000.0))
+    passed(mild, moves(1.0, 1000.0))
+    assert done(mild) == [(1, "named")]
+
+
 def test_a_size_far_above_the_others_is_named_and_counts_no_more_than_its_share():
     """Of 100, 100 and 10,000,000 images the last counts as 200: half of 400."""
     strict = judge(largest_share=0.5)
