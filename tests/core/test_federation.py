@@ -218,11 +218,13 @@ def upload_of(**changes: Tensor) -> bytes:
     return wire.pack(Model(NETWORK | {name.replace("_", ".", 1): value for name, value in changes.items()}))
 
 
-def test_a_fitting_upload_is_accepted_with_or_without_statistics():
-    task, client = tasks(FedAvg)["local_update"], ClientInfo(7, 1, 1)
-    found = accept(task, client, 3, upload_of(), NETWORK)
-    assert found.model.keys() == NETWORK.keys()
-    assert accept(task, client, 3, wire.pack(Model(tree.parameters(NETWORK))), NETWORK).model.keys() < NETWORK.keys()
+def test_an_upload_has_all_that_leaves_a_site():
+    """With statistics where they leave. One that lacks them where others have them would end the round's average."""
+    task, client, alone = tasks(FedAvg)["local_update"], ClientInfo(7, 1, 1), tree.parameters(NETWORK)
+    assert accept(task, client, 3, upload_of(), NETWORK).model.keys() == NETWORK.keys()
+    assert accept(task, client, 3, wire.pack(Model(alone)), alone).model.keys() == alone.keys() < NETWORK.keys()
+    with pytest.raises(ClientError, match=r"its model lacks 1\.num_batches_tracked, 1\.running_mean, 1\.running_var"):
+        accept(task, client, 3, wire.pack(Model(alone)), NETWORK)
 
 
 @pytest.mark.parametrize(
