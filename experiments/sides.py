@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments import lines as stored
-from experiments.beside import Line, score, shown
+from experiments.beside import Line, score, seeds_of, shown
+from experiments.plan import SEEDS
 from fewlabel.engine import record
 from fewlabel.experiment import Experiment
 from fewlabel.report.results import Result
@@ -181,7 +182,7 @@ def labels(data: str) -> str:
         for strategy in STRATEGIES:
             columns = [f"{strategy} {count}" if count else "none 0" for count in counts]
             if any((method, column) in here for column in columns[1:]):
-                body.append((method, strategy, *(shown(here.get((method, column), ()), SCORE) for column in columns)))
+                body.append((method, strategy, *(cell(here.get((method, column), ())) for column in columns)))
     every = [line for lines in here.values() for line in lines]
     words = [f"Balanced accuracy on test, %. {seeds(every)}, {every[0]['rounds']} rounds."]
     words += [worth(here, counts), *best_strategy(here, counts[-1])]
@@ -189,11 +190,16 @@ def labels(data: str) -> str:
     return Table(TITLES[data], table, tuple(body), tuple(filter(None, words))).markdown()
 
 
+def cell(lines: Sequence[Line]) -> str:
+    return f"{shown(lines, SCORE)}{seeds_of(lines) if lines else ''}"
+
+
 def best_strategy(here: Mapping[tuple[str, str], Sequence[Line]], count: int) -> list[str]:
     """Say how strategies differ at the largest number of labels, seed by seed."""
     words = []
     for method in (FLOOR, OWN):
-        means = {one: score(here[method, f"{one} {count}"]) for one in STRATEGIES if (method, f"{one} {count}") in here}
+        whole = [one for one in STRATEGIES if len(here.get((method, f"{one} {count}"), ())) == len(SEEDS)]
+        means = {one: score(here[method, f"{one} {count}"]) for one in whole}
         if len(means) > 1 and "random" in means:
             best = max(means, key=lambda one: means[one])
             pairs = zip(here[method, f"{best} {count}"], here[method, f"random {count}"], strict=False)
