@@ -25,6 +25,12 @@ from tests.report.layout import lay_out, metrics
 Made = Callable[..., Result]
 
 
+@pytest.fixture(autouse=True)
+def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table is as wide as the terminal. Here that is what a test says, and not what the tests were started in."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
     """Lays out a run of one round whose metrics all have one value, below tmp_path/runs."""
