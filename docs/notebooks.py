@@ -18,9 +18,9 @@ def executed(name: str, folder: Path) -> nbformat.NotebookNode:
     """Run a notebook in a folder of its own, and return it with what it prints, without colours and old progress."""
     book = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     shutil.copy(EXAMPLES / "agree.py", folder)
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    os.environ["COLUMNS"] = "100"
-    NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    client = NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    client.execute(env={**os.environ, "PATH": path, "COLUMNS": "100"})  # of the kernel alone
     for cell in book.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
