@@ -59,7 +59,7 @@ def study(given: argparse.Namespace) -> None:
         name: [text.removeprefix(f"{name}.") for text in given.set if text.startswith(f"{name}.")]
         for name in given.files
     }
-    cells = list(product(given.files, METHODS, given.seeds))
+    cells = list(product(given.files, given.methods, given.seeds))
     first = [
         lay_out(place(given.out, name, method, seed), experiment(name, method, seed, own[name]))
         for name, method, seed in cells
@@ -91,6 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", help="files of this folder, without .toml")
     parser.add_argument("--set", action="append", default=[], help="a setting of a file: pbc.data.path=pbc.npz")
+    parser.add_argument("--methods", type=words, default=METHODS)
     parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
     parser.add_argument("--counts", type=numbers, default=[100, 400], help="labels more, over all clients")
     parser.add_argument("--strategies", type=words, default=["random", "least-certain", "uncertain-diverse"])
