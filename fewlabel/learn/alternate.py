@@ -1,17 +1,19 @@
 """Alternate training, the round of SemiFL, (FL)2 and Tutor: first unlabeled clients, then whoever has labels."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fewlabel.core import tree
-from fewlabel.core.federation import Federation, Model, Reply, Site, broadcast, by_size
+from fewlabel.core.federation import Federation, Mean, Model, Reply, Site, broadcast, by_size
 from fewlabel.core.images import Labeled
 from fewlabel.core.tree import Tree
 from fewlabel.learn.loop import fit
 from fewlabel.learn.losses import supervised
 from fewlabel.learn.optim import Local, optimizer
+
+S = TypeVar("S", bound=Any)
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,7 @@ def alternate(
     the task `fine_tune`.
     """
     jobs = broadcast(fed.sample(among=fed.unlabeled, name="unlabeled"), Model(state.model))
-    found = fed.mean(local_update, jobs, state.model, weight=weight)
-    if found.replies:
-        state = averaged(state, found.model, momentum)
+    state = averaged(state, fed.mean(local_update, jobs, state.model, weight=weight), momentum)
     return State(corrected(fed, state.model, fine_tune), state.velocity)
 
 
@@ -62,10 +62,15 @@ def most_passes(method: Any, rounds: int) -> int:
     return int(method.epochs_unlabeled or method.local.epochs) + int(method.local.epochs)
 
 
-def averaged(state: State, mean: Tree, momentum: float) -> State:
-    """Return the state after a step of SGD with momentum, at rate 1, from the sent model to the clients' mean."""
-    model = tree.add(mean, state.velocity, momentum)
-    return State(model, tree.sub(model, state.model))
+def averaged(state: S, mean: Mean[Any], momentum: float) -> S:
+    """Return a state after a step of SGD with momentum, at rate 1, from the sent model to the clients' mean.
+
+    The state is a dataclass with the fields of `State`, and may have more. Without any reply, nothing moves.
+    """
+    if not mean.replies:
+        return state
+    model = tree.add(mean.model, state.velocity, momentum)
+    return replace(state, model=model, velocity=tree.sub(model, state.model))
 
 
 def fine_tuned(site: Site[Any], msg: Model, local: Local) -> Model | None:
@@ -73,9 +78,11 @@ def fine_tuned(site: Site[Any], msg: Model, local: Local) -> Model | None:
     return Model(trained(site, msg.model, site.labeled, local)) if site.labeled else None
 
 
-def trained(site: Site[Any], weights: Tree, images: Labeled, local: Local, labels: bool = True) -> Tree:
-    """Return weights after training on images, at the rate of sites with or without labels."""
+def trained(
+    site: Site[Any], weights: Tree, images: Labeled, local: Local, labels: bool = True, view: str = "weak"
+) -> Tree:
+    """Return weights after training on a view of images, at the rate of sites with or without labels."""
     model = site.load(weights)
-    batches = (batch for _ in range(local.epochs) for batch in images.batches("weak", local.batch_size))
+    batches = (batch for _ in range(local.epochs) for batch in images.batches(view, local.batch_size))
     fit(model, optimizer(model, local, labels), batches, partial(supervised, model, images), local.clip)
     return site.weights()

@@ -22,9 +22,10 @@ RARE = 0.02  # share of a site's images that is spread over all classes: no clas
 
 @dataclass(frozen=True)
 class Mistakes:
-    """How many labels of each class (column) models took for each class (row)."""
+    """What models made of labels that are new to them: each label of a class (column) was taken for a class (row)."""
 
     counts: Tensor
+    strong: int  # labels that they got right in a strong view
 
     def check_answer(self, asked: Asked) -> None:
         """Raise ValueError if these cannot be counts of a site's labels."""
@@ -34,6 +35,10 @@ class Mistakes:
         # One by one first: a sum of large numbers may wrap around.
         if (self.counts < 0).any() or (self.counts > labels).any() or int(self.counts.sum()) > labels:
             raise ValueError(f"its counts of mistakes are below 0, or of more labels than the {labels} that it has")
+        if not 0 <= self.strong <= int(self.counts.sum()):
+            raise ValueError(
+                f"it says that {self.strong} of {int(self.counts.sum())} labels are right in a strong view"
+            )
 
 
 @dataclass(frozen=True)
@@ -97,13 +102,20 @@ def mark(site: Site[Any], panel: Sequence[Tree], number: int, views: int) -> Mis
     """Count what each model but the first makes of the labels that are new to it. The panel has a known number."""
     if len(panel) != number:
         raise BadInput(f"mistakes are counted for {number} tutors, and {len(panel)} were sent")
-    found = torch.zeros(site.num_classes, site.num_classes, dtype=torch.int64)
+    found, strong = torch.zeros(site.num_classes, site.num_classes, dtype=torch.int64), 0
     for place, model in enumerate(panel):
         new = part(site, number, place, new=True)
         if new:
-            said = say(site, model, new.without_labels(), views).argmax(1)
+            images = new.without_labels()
+            said = say(site, model, images, views).argmax(1)
             found += mistaken(said, new.y, site.num_classes).to(found.device)
-    return Mistakes(found)
+            strong += int((predict(site.load(model), images, "strong").argmax(1) == new.y).sum())
+    return Mistakes(found, strong)
+
+
+def known(mistakes: Tensor, strong: float) -> bool:
+    """Return True if classes can still be known in strong views: as models get right at least half as many there."""
+    return 0 < int(mistakes.diag().sum()) <= 2 * strong
 
 
 def label(

@@ -5,7 +5,8 @@ itself. They begin with other weights, so each makes other mistakes. By the end 
 over labels as labels alone have in a whole run, and its learning rate has fallen to nothing, because a tutor that is
 still learning fast labels badly. What counts is the average of each over rounds. Each tutor but the first leaves out
 some labels of every class, a quarter of all, and each of them others. At the end of the term, sites with labels count
-what the tutors make of these: how often they take which class for which (`learn.panel.mark`).
+what the tutors make of these: how often they take which class for which, and how many they still get right in a strong
+view (`learn.panel.mark`).
 
 In the second term the tutors stay as they are. A site without labels gets them once. It shows its images to all tutors
 in several views and takes what they say together (`learn.panel.label`): the mean of their log-probabilities, which is
@@ -13,9 +14,10 @@ better than any one tutor's. The tutors were trained as if classes were equally 
 site they are not. So the site estimates its own class shares, from how often tutors say each class and from the
 mistakes that they are known to make, and weighs the predictions by them. The most likely class becomes the label of an
 image, and the site keeps it. In each round, it trains the last round's model, which began as the first tutor, on these
-labels, and the server averages the sites' models, with momentum. Then sites with labels train the average on true
-labels (`learn.alternate.corrected`). No tutor ever learns from a label that was guessed, so mistakes cannot feed
-themselves.
+labels, and the server averages the sites' models, with momentum. What it trains on are strong views if tutors got at
+least half as many labels right in them, for then a strong view still shows the class (clothes); if not, weak ones
+(blood cells, whose color says what they are). Then sites with labels train the average on true labels
+(`learn.alternate.corrected`). No tutor ever learns from a label that was guessed, so mistakes cannot feed themselves.
 
 Where labels are held out (`labels.held_out`, or a validation set at the server), the method can tell whether unlabeled
 images help, because the first tutor is what labels alone gave. In the last round it and the shipped model sit an exam
@@ -40,7 +42,6 @@ from fewlabel.core.schema import Count, Natural, Share
 from fewlabel.core.tasks import Asked, on_client, on_server, once
 from fewlabel.core.tree import Tree
 from fewlabel.learn import panel
-from fewlabel.learn.alternate import State as Alternate
 from fewlabel.learn.alternate import averaged, corrected, fine_tuned, trained
 from fewlabel.learn.evidence import Exam, Models, bounded, judged, sat, told
 from fewlabel.learn.optim import Local
@@ -54,6 +55,7 @@ class State:
     tutors: tuple[Tree, ...]  # while they learn
     means: tuple[Tree, ...]  # of the tutors over the rounds of the first term
     mistakes: Tensor  # of the tutors: labels of each class (column) that they take for each class (row)
+    strong: bool = False  # sites study strong views
     informed: tuple[int, ...] = ()  # sites that keep the tutors' labels
 
 
@@ -75,6 +77,7 @@ class Lesson:
     model: Weights
     tutors: tuple[Tree, ...]  # none, if the site keeps their labels
     mistakes: Tensor
+    strong: bool  # study strong views, not weak ones
     rate: float
 
 
@@ -92,22 +95,23 @@ class Tutor:
     """FewLabel's own: models from labels alone label together, sites without labels study, labeled sites correct."""
 
     tutors: Count = 5  # models that learn from labels alone and label together
-    first_term: Share = 0.5  # share of the rounds in which tutors learn and nobody studies
+    first_term: Share = 0.25  # share of the rounds in which tutors learn and nobody studies
     views: Natural = 7  # weak views of an image, beside the plain one, that tutors label it by
     shares: bool = True  # weigh labels by how frequent classes are at a site; if false, take them as equal
     epochs_unlabeled: Count = 3  # passes over unlabeled images in a round
+    strong: bool = True  # sites study strong views, if tutors know classes in them; if false, weak ones
     server_momentum: Share = 0.5  # of the server, over rounds, in what sites without labels change
     guard: bool = True  # where labels are held out: compare with labels alone, and ship them if they are better
-    local: Local = Local(epochs=5, batch_size=32, lr=0.03, lr_unlabeled=0.06)
+    local: Local = Local(epochs=5, batch_size=32, lr=0.03)
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
     warms_up = takes_turns = True
     most_passes, cautions, conclusions = panel.most_passes, panel.cautions, staticmethod(told)
     leaves = (
         f"The weights after training. {SUMS_DO} Once, from a site with labels: for each class, how many of its labels "
-        "models take for which class, which tells how many labels of each class it has. If the experiment has labels "
-        "held out: for each class their exact number, and how many of them only one of two models gets right. A "
-        "dishonest server can choose these models, and learn about single images."
+        "models take for which class, which tells how many labels of each class it has, and how many are right in "
+        "strong views. If the experiment has labels held out: for each class their exact number, and how many of them "
+        "only one of two models gets right. A dishonest server can choose these models, and learn about single images."
     )
 
     def init(self, fed: Federation) -> State:
@@ -125,8 +129,9 @@ class Tutor:
             return self.taught(state, fed, partial(Drill, rate=factor(fed.schedule, fed.round, first), epochs=epochs))
         if state.tutors:  # the second term begins
             state = replace(state, model=state.means[0], tutors=())
-        if self.shares and len(state.means) > 1 and not state.mistakes.any():  # or nobody has answered yet
-            state = replace(state, mistakes=self.marked(state, fed))
+        # Nothing is known yet, or nobody has answered.
+        if (self.shares or self.strong) and len(state.means) > 1 and not state.mistakes.any():
+            state = self.marked(state, fed)
         studied = first + 1 < fed.round and fed.unlabeled
         if self.guard and studied and fed.round == fed.rounds and self.did_harm(state, fed):
             fed.shipped = None  # so that the first tutor is shipped as it is, and not in a mean over rounds
@@ -141,26 +146,26 @@ class Tutor:
         means = tuple(tree.mean([(decay, old), (1 - decay, new)]) for old, new in zip(state.means, tutors, strict=True))
         return replace(state, model=tutors[0], tutors=tutors, means=means)
 
-    def marked(self, state: State, fed: Federation) -> Tensor:
+    def marked(self, state: State, fed: Federation) -> State:
         """Count what the tutors make of labels that they did not learn, over all sites with labels."""
         message = Tutors(state.means)
-        found = [one.counts * one.upload.counts for one in fed.run(self.mark, broadcast(fed.labeled, message))]
-        found += [own.counts for own in fed.map(self.mark, [message])] if fed.server.labeled else []
-        return torch.stack([state.mistakes, *found]).sum(0)
+        found = [(one.counts, one.upload) for one in fed.run(self.mark, broadcast(fed.labeled, message))]
+        found += [(1.0, own) for own in fed.map(self.mark, [message])] if fed.server.labeled else []
+        mistakes = torch.stack([state.mistakes, *(times * one.counts for times, one in found)]).sum(0)
+        known = panel.known(mistakes, sum(times * one.strong for times, one in found))
+        return replace(state, mistakes=mistakes, strong=self.strong and known)
 
     def studied(self, state: State, fed: Federation, rate: float) -> State:
         """Let unlabeled sites train on what the tutors say about their images, and let labels have the last word."""
         chosen = fed.sample(among=fed.unlabeled, name="unlabeled")
-        new, known = (Lesson(state.model, tutors, state.mistakes, rate) for tutors in (state.means, ()))
+        new, known = (Lesson(state.model, tutors, state.mistakes, state.strong, rate) for tutors in (state.means, ()))
         jobs = [(one, known if one.id in state.informed else new) for one, _ in broadcast(chosen, None)]
         found = fed.mean(self.learn, jobs, state.model, weight=lambda reply: reply.upload.images)
-        step = Alternate(state.model, state.velocity)
-        if found.replies:
-            step = averaged(step, found.model, self.server_momentum)
-        model = corrected(fed, step.model, self.correct, partial(Drill, rate=rate, epochs=self.local.epochs))
+        state = averaged(state, found, self.server_momentum)
+        model = corrected(fed, state.model, self.correct, partial(Drill, rate=rate, epochs=self.local.epochs))
         # A site that did not answer may have no labels, or other images: it gets the tutors again.
         informed = {*state.informed} - {one.id for one in chosen} | {reply.client.id for reply in found.replies}
-        return replace(state, model=model, velocity=step.velocity, informed=tuple(sorted(informed)))
+        return replace(state, model=model, informed=tuple(sorted(informed)))
 
     def did_harm(self, state: State, fed: Federation) -> bool:
         """Compare what is shipped with labels alone, as both were before this round."""
@@ -184,8 +189,9 @@ class Tutor:
         everything = torch.arange(len(images), device=site.device)
         site.audit(everything, site.state.label)
         labeled = images.with_labels(everything, site.state.label)
+        local, view = replace(self.local, epochs=self.epochs_unlabeled), "strong" if msg.strong else "weak"
         with during(msg.rate):
-            weights = trained(site, msg.model, labeled, replace(self.local, epochs=self.epochs_unlabeled), labels=False)
+            weights = trained(site, msg.model, labeled, local, labels=False, view=view)
         site.score(weights)
         return Update(weights, len(images))
 

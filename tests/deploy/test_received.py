@@ -33,12 +33,12 @@ NONE = torch.zeros(2, 2, dtype=torch.int64)
 
 def test_the_norm_is_that_of_the_largest_model_and_the_hash_that_of_all():
     small, large = weights([3.0, 4.0]), weights([6.0, 8.0])  # of norms 5 and 10
-    found = received.received(Lesson, wire.pack(Lesson(small, (large, small), NONE, 1.0)))
+    found = received.received(Lesson, wire.pack(Lesson(small, (large, small), NONE, False, 1.0)))
     assert found.norm == 10.0
     assert found == received.received(
-        Lesson, wire.pack(Lesson(dict(reversed(small.items())), (large, small), NONE, 1.0))
+        Lesson, wire.pack(Lesson(dict(reversed(small.items())), (large, small), NONE, False, 1.0))
     )
-    assert found.sha256 != received.received(Lesson, wire.pack(Lesson(small, (small, large), NONE, 1.0))).sha256
+    assert found.sha256 != received.received(Lesson, wire.pack(Lesson(small, (small, large), NONE, False, 1.0))).sha256
 
 
 @pytest.mark.parametrize(("value", "why"), [(float("nan"), "NaN or Inf"), (1e19, "numbers beyond 1e\\+18")])

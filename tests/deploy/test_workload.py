@@ -100,7 +100,7 @@ def test_all_trainings_of_a_round_count_together(tmp_path):
 # Epochs of a round at sites with labels and without, and what a round makes of them.
 BOTH = ("method.local.epochs=2", "method.epochs_unlabeled=1")
 MOST = {
-    "tutor": ("labels.at=every-client", 5 * 3),  # 5 tutors; 2 epochs in each of 3 rounds are 3 in each of the first 2
+    "tutor": ("labels.at=every-client", 5 * 6),  # 5 tutors; 2 epochs in each of 3 rounds are 6 in the first
     "semifl": ("labels.at=every-client", 1 + 1 + 2),  # fix set, mix set, labels
     "fl2": ("labels.at=every-client", 1 + 2),
     "rscfed": ("labels.clients=2", 3 * 2),  # 3 groups of 5, so that each of 4 sites is in all
@@ -121,16 +121,16 @@ def test_a_method_says_how_often_a_round_passes_over_images_and_sites_count_as_m
 
 
 def test_a_site_reads_and_limits_the_passes_of_a_round_and_not_the_epochs_of_one_task():
-    """Tutor's default: 5 epochs in each of 30 rounds are 10 in each of the first 15, for each of 5 tutors."""
+    """Tutor's default: 5 epochs in each of 30 rounds are 19 in each of the first 8, for each of 5 tutors."""
     whole = Experiment(method="tutor")
     assert whole.method.local.epochs == 5
     record = experiments.Record(RUN, "", "", plain(whole), plain(Terms(("cat", "dog"), 1, 28)))
     assert "epochs 5" in experiments.summary(record)
-    assert "; all tasks of a round together pass over your images 50 times at most\n" in experiments.summary(record)
-    sentence = "it trains for 49 epochs at most, and a round of tutor may have 50 in all (most_epochs)"
-    assert list(policy.objections(policy.Policy(most_epochs=49), whole, labeled=20)) == [sentence]
-    assert list(policy.objections(policy.Policy(most_epochs=49), whole, labeled=0)) == []
-    assert list(policy.objections(policy.Policy(most_epochs=50), whole, labeled=20)) == []
+    assert "; all tasks of a round together pass over your images 95 times at most\n" in experiments.summary(record)
+    sentence = "it trains for 94 epochs at most, and a round of tutor may have 95 in all (most_epochs)"
+    assert list(policy.objections(policy.Policy(most_epochs=94), whole, labeled=20)) == [sentence]
+    assert list(policy.objections(policy.Policy(most_epochs=94), whole, labeled=0)) == []
+    assert list(policy.objections(policy.Policy(most_epochs=95), whole, labeled=20)) == []
 
 
 def test_exact_counts_over_labels_are_told_once_in_a_run(tmp_path):

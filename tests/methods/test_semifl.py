@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fewlabel.core.federation import Model, Site
+from fewlabel.core.federation import ClientInfo, Mean, Model, Reply, Site
 from fewlabel.core.rng import Rng
 from fewlabel.learn.alternate import State, averaged
 from fewlabel.learn.optim import Local
@@ -153,14 +153,18 @@ def one(value: float) -> dict[str, torch.Tensor]:
     return {"w": torch.tensor([value]), "n.running_mean": torch.tensor([value])}
 
 
+def mean(value: float) -> Mean[None]:
+    return Mean(one(value), [Reply(0, ClientInfo(0, 0, 1), None)])
+
+
 def test_semifl_average_has_momentum_over_rounds():
-    first = averaged(State(one(0.0), one(0.0)), one(1.0), 0.5)
+    first = averaged(State(one(0.0), one(0.0)), mean(1.0), 0.5)
     assert (first.model["w"].item(), first.velocity["w"].item()) == (1.0, 1.0)
     # Fine-tuned to 2, then the clients' mean is 2.5: 2 + 0.5 * 1 + (2.5 - 2) = 3.
-    second = averaged(State(one(2.0), first.velocity), one(2.5), 0.5)
+    second = averaged(State(one(2.0), first.velocity), mean(2.5), 0.5)
     assert (second.model["w"].item(), second.velocity["w"].item()) == (3.0, 1.0)
     assert second.model["n.running_mean"].item() == 2.5  # statistics have none
-    assert torch.equal(averaged(State(one(2.0), first.velocity), one(2.5), 0.0).model["w"], one(2.5)["w"])
+    assert torch.equal(averaged(State(one(2.0), first.velocity), mean(2.5), 0.0).model["w"], one(2.5)["w"])
 
 
 def test_the_defaults_are_those_of_the_paper():

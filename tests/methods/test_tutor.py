@@ -11,18 +11,21 @@ import torch
 from fewlabel.core import tree
 from fewlabel.core.federation import ClientInfo, Model, Site
 from fewlabel.core.tasks import Asked
+from fewlabel.data.images import Images
 from fewlabel.data.partition import Partition
 from fewlabel.engine.record import PARTITION, read_rounds
 from fewlabel.engine.run import execute
 from fewlabel.learn.evidence import Models
-from fewlabel.learn.panel import Mistakes, label, part
+from fewlabel.learn.panel import Mistakes, known, label, part
 from fewlabel.methods.tutor import Drill, Lesson, State, Tutor, Tutors, Update
 from tests.hand import STEP, passes, site, weights
 from tests.methods.test_rscfed import START, SUPERVISED, approx, moved
 from tests.methods.test_semifl import Served, sigmoid
 
 # At START the network says (3/4, 1/4) of any image. All are seen as 1: a step towards label 0 moves a network by 1/4.
-PLAIN = Tutor(tutors=1, first_term=0.5, views=0, shares=False, epochs_unlabeled=1, server_momentum=0, local=STEP)
+PLAIN = Tutor(
+    tutors=1, first_term=0.5, views=0, shares=False, epochs_unlabeled=1, strong=False, server_momentum=0, local=STEP
+)
 OTHER = Model(weights([0.0, 0.0], [0.0, math.log(9)]))  # says (1/10, 9/10) of any image
 SURE = Model(weights([0.0, 0.0], [0.0, math.log(99)]))  # says (1/100, 99/100) of any image
 SAYS_0 = Model(weights([0.0, 0.0], [200.0, 0.0]))  # is certain of class 0 for any image
@@ -38,11 +41,11 @@ def steps(number: int) -> float:
     return move
 
 
-def lesson(model: Model = START, *tutors: Model, rate: float = 1.0) -> Lesson:
-    return Lesson(model.model, tuple(tutor.model for tutor in tutors or (SAYS_0,)), NONE, rate)
+def lesson(model: Model = START, *tutors: Model, rate: float = 1.0, strong: bool = False) -> Lesson:
+    return Lesson(model.model, tuple(tutor.model for tutor in tutors or (SAYS_0,)), NONE, strong, rate)
 
 
-KNOWN = Lesson(START.model, (), NONE, 1.0)  # for a site that keeps the tutors' labels
+KNOWN = Lesson(START.model, (), NONE, False, 1.0)  # for a site that keeps the tutors' labels
 
 
 def first_term(*tutors: Model) -> State:
@@ -233,6 +236,34 @@ def test_sites_with_labels_count_the_tutors_mistakes_once():
     assert how.round(after, serving(site(1, labels), round=BEGINS + 1)).mistakes.equal(after.mistakes)
 
 
+def test_sites_study_strong_views_if_tutors_get_half_as_many_labels_right_in_them():
+    # Tutors 1 to 4 get the four labels of class 0 right, as views are all alike here: also the strong one.
+    how, labels, five = replace(PLAIN, tutors=5, strong=True), [(1, 0), (1, 1)] * 4, [START] * 5
+    assert how.mark(site(1, labels), Tutors(tuple(one.model for one in five))).strong == 4
+    for method, strong in ((how, True), (replace(how, strong=False, shares=True), False)):
+        fed = serving(site(0, unlabeled=[1]), site(1, labels), round=BEGINS)
+        after = method.round(first_term(*five), fed)
+        assert after.strong is strong
+        assert [message.strong for _, message in fed.sent if isinstance(message, Lesson)] == [strong]
+    right = torch.tensor([[4, 1], [1, 2]])  # of six right ones, three are enough
+    assert [known(right, strong) for strong in (6, 3, 2.9, 0)] == [True, True, False, False]
+    assert not known(torch.tensor([[0, 4], [4, 0]]), 0)  # nothing is known of tutors that are never right
+
+
+def test_a_site_studies_the_view_that_it_is_told_and_tutors_label_by_weak_ones():
+    one, seen = site(0, unlabeled=[1, 1]), []
+    views = Images.views
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            Images, "views", lambda self, index, names, rng: seen.append(names) or views(self, index, names, rng)
+        )
+        replace(PLAIN, views=1).learn(one, lesson())
+        replace(PLAIN, views=1).learn(one, replace(KNOWN, strong=True))
+    # First the tutor labels by two views, and brightness is noted and compared; the training is what comes last.
+    told = ["plain", "weak", "plain", "plain", "weak"]
+    assert [name for [name] in seen] == [*told, "plain", "strong"]
+
+
 def test_mistakes_are_asked_for_until_somebody_answers():
     how, sites = replace(PLAIN, tutors=5, shares=True), [site(1, [(1, 0), (1, 1)] * 4)]
     state = how.round(second_term(*[START] * 6), serving(*sites, silent=[1]))
@@ -249,13 +280,16 @@ def test_mistakes_are_asked_for_until_somebody_answers():
 
 def test_a_site_cannot_claim_more_mistakes_than_it_has_labels():
     asked = Asked(ClientInfo(0, 5, 0), 2)
-    Mistakes(torch.tensor([[3, 1], [0, 1]])).check_answer(asked)
+    Mistakes(torch.tensor([[3, 1], [0, 1]]), 5).check_answer(asked)
+    for strong in (-1, 6, 10**400):
+        with pytest.raises(ValueError, match="of 5 labels are right in a strong view"):
+            Mistakes(torch.tensor([[3, 1], [0, 1]]), strong).check_answer(asked)
     for counts in ([[3, 1], [1, 1]], [[-1, 1], [1, 1]], [[2**62, 2**62], [2**62, 2**62]]):
         with pytest.raises(ValueError, match="the 5 that it has"):
-            Mistakes(torch.tensor(counts)).check_answer(asked)
+            Mistakes(torch.tensor(counts), 0).check_answer(asked)
     for wrong in (torch.ones(2, 2), torch.ones(2, dtype=torch.int64)):
         with pytest.raises(ValueError, match="2 by 2 whole numbers"):
-            Mistakes(wrong).check_answer(asked)
+            Mistakes(wrong, 0).check_answer(asked)
 
 
 @pytest.mark.parametrize(
