@@ -13,7 +13,7 @@ from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.tasks import Asked
 from fewlabel.core.tree import Tree
 from fewlabel.learn import alternate
-from fewlabel.learn.priors import explained, folds, mistaken
+from fewlabel.learn.priors import explained, folds, kappa, mistaken
 from fewlabel.learn.thresholds import predict
 
 LEAST = 1e-6  # probability of a class: models that are sure of different classes do not exclude all classes
@@ -22,23 +22,20 @@ RARE = 0.02  # share of a site's images that is spread over all classes: no clas
 
 @dataclass(frozen=True)
 class Mistakes:
-    """What models made of labels that are new to them: each label of a class (column) was taken for a class (row)."""
+    """How many labels of each class (column), all new to models, they take for each class (row)."""
 
     counts: Tensor
-    strong: int  # labels that they got right in a strong view
+    strong: Tensor  # the same of one strong view; zeros if nobody asked
 
     def check_answer(self, asked: Asked) -> None:
         """Raise ValueError if these cannot be counts of a site's labels."""
         labels = asked.client.num_labeled
-        if self.counts.dtype != torch.int64 or self.counts.shape != (asked.classes, asked.classes):
-            raise ValueError(f"its counts of mistakes must be {asked.classes} by {asked.classes} whole numbers")
-        # One by one first: a sum of large numbers may wrap around.
-        if (self.counts < 0).any() or (self.counts > labels).any() or int(self.counts.sum()) > labels:
-            raise ValueError(f"its counts of mistakes are below 0, or of more labels than the {labels} that it has")
-        if not 0 <= self.strong <= int(self.counts.sum()):
-            raise ValueError(
-                f"it says that {self.strong} of {int(self.counts.sum())} labels are right in a strong view"
-            )
+        for counts in (self.counts, self.strong):
+            if counts.dtype != torch.int64 or counts.shape != (asked.classes, asked.classes):
+                raise ValueError(f"its counts of mistakes must be {asked.classes} by {asked.classes} whole numbers")
+            # One by one first: a sum of large numbers may wrap around.
+            if (counts < 0).any() or (counts > labels).any() or int(counts.sum()) > labels:
+                raise ValueError(f"its counts of mistakes are below 0, or of more labels than the {labels} that it has")
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,8 @@ def cautions(method: Any, experiment: Any) -> Iterator[str]:
     """Yield what Tutor's user may not have meant. A method uses this as its `cautions`."""
     if experiment.model.buffers != "global":
         yield 'tutor: tutors with BatchNorm need their own statistics to label well; use model.buffers = "global"'
+    if method.strong and experiment.views.strong == "none":
+        yield 'tutor: sites would study images as they are, because views.strong is "none"; use method.strong = false'
     if experiment.stream is not None:
         yield "tutor: where images arrive over time, a site gets labels for new ones a round later"
 
@@ -98,24 +97,38 @@ def say(site: Site[Any], model: Tree, images: Unlabeled, views: int) -> Tensor:
     return torch.stack(seen).clamp_min(LEAST).log().mean(0)
 
 
-def mark(site: Site[Any], panel: Sequence[Tree], number: int, views: int) -> Mistakes:
-    """Count what each model but the first makes of the labels that are new to it. The panel has a known number."""
+def mark(site: Site[Any], panel: Sequence[Tree], number: int, views: int, strong: bool = True) -> Mistakes:
+    """Count what each model but the first makes of the labels that are new to it. The panel has a known number.
+
+    If not `strong`, strong views are left out.
+    """
     if len(panel) != number:
         raise BadInput(f"mistakes are counted for {number} tutors, and {len(panel)} were sent")
-    found, strong = torch.zeros(site.num_classes, site.num_classes, dtype=torch.int64), 0
+    weak, changed = (torch.zeros(site.num_classes, site.num_classes, dtype=torch.int64) for _ in range(2))
     for place, model in enumerate(panel):
         new = part(site, number, place, new=True)
         if new:
             images = new.without_labels()
             said = say(site, model, images, views).argmax(1)
-            found += mistaken(said, new.y, site.num_classes).to(found.device)
-            strong += int((predict(site.load(model), images, "strong").argmax(1) == new.y).sum())
-    return Mistakes(found, strong)
+            weak += mistaken(said, new.y, site.num_classes).to(weak.device)
+            if strong:
+                said = predict(site.load(model), images, "strong").argmax(1)
+                changed += mistaken(said, new.y, site.num_classes).to(changed.device)
+    return Mistakes(weak, changed)
 
 
-def known(mistakes: Tensor, strong: float) -> bool:
-    """Return True if classes can still be known in strong views: as models get right at least half as many there."""
-    return 0 < int(mistakes.diag().sum()) <= 2 * strong
+def pooled(found: Sequence[tuple[float, Mistakes]]) -> Mistakes | None:
+    """Add up what sites have counted, each as much as it counts; None if nobody has."""
+    if not found:
+        return None
+    counts = torch.stack([times * one.counts.double() for times, one in found]).sum(0)
+    strong = torch.stack([times * one.strong.double() for times, one in found]).sum(0)
+    return Mistakes(counts, strong)
+
+
+def known(mistakes: Mistakes | None) -> bool:
+    """Return True if models still know classes in strong views: by a kappa at least half of that in weak ones."""
+    return mistakes is not None and 0 < kappa(mistakes.counts) <= 2 * kappa(mistakes.strong) * (1 + 1e-9)
 
 
 def label(

@@ -32,6 +32,16 @@ def mistaken(predicted: Tensor, y: Tensor, num_classes: int) -> Tensor:
     return torch.bincount(predicted * num_classes + y, minlength=num_classes**2).view(num_classes, num_classes)
 
 
+def kappa(mistakes: Tensor) -> float:
+    """Return Cohen's kappa of the counts of `mistaken`: how much of what chance gets wrong is right.
+
+    Chance says each class as often as it was said, whatever the label is. Who always says the same class has 0.
+    """
+    shares = mistakes.double() / mistakes.double().sum().clamp_min(1)
+    right, chance = float(shares.diag().sum()), float(shares.sum(0) @ shares.sum(1))
+    return (right - chance) / (1 - chance) if chance < 1 else 0.0
+
+
 def explained(predicted: Tensor, mistakes: Tensor, steps: int = 200, smoothing: float = 2.0) -> Tensor:
     """Return the class shares that explain best how often each class is `predicted`, given the `mistakes` of models.
 

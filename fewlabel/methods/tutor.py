@@ -5,8 +5,8 @@ itself. They begin with other weights, so each makes other mistakes. By the end 
 over labels as labels alone have in a whole run, and its learning rate has fallen to nothing, because a tutor that is
 still learning fast labels badly. What counts is the average of each over rounds. Each tutor but the first leaves out
 some labels of every class, a quarter of all, and each of them others. At the end of the term, sites with labels count
-what the tutors make of these: how often they take which class for which, and how many they still get right in a strong
-view (`learn.panel.mark`).
+what the tutors make of these: how often they take which class for which, in weak views and in a strong one
+(`learn.panel.mark`).
 
 In the second term the tutors stay as they are. A site without labels gets them once. It shows its images to all tutors
 in several views and takes what they say together (`learn.panel.label`): the mean of their log-probabilities, which is
@@ -14,10 +14,11 @@ better than any one tutor's. The tutors were trained as if classes were equally 
 site they are not. So the site estimates its own class shares, from how often tutors say each class and from the
 mistakes that they are known to make, and weighs the predictions by them. The most likely class becomes the label of an
 image, and the site keeps it. In each round, it trains the last round's model, which began as the first tutor, on these
-labels, and the server averages the sites' models, with momentum. What it trains on are strong views if tutors got at
-least half as many labels right in them, for then a strong view still shows the class (clothes); if not, weak ones
-(blood cells, whose color says what they are). Then sites with labels train the average on true labels
-(`learn.alternate.corrected`). No tutor ever learns from a label that was guessed, so mistakes cannot feed themselves.
+labels, and the server averages the sites' models, with momentum. It trains on strong views if they still show the
+classes: if tutors get new labels right in them at least half as far beyond chance, by Cohen's kappa, as in weak ones
+(Fashion-MNIST). If not, it trains on weak ones (blood cells, where strong views change the telling colors). Then sites
+with labels train the average on true labels (`learn.alternate.corrected`). No tutor ever learns from a label that was
+guessed, so mistakes cannot feed themselves.
 
 Where labels are held out (`labels.held_out`, or a validation set at the server), the method can tell whether unlabeled
 images help, because the first tutor is what labels alone gave. In the last round it and the shipped model sit an exam
@@ -54,8 +55,7 @@ class State:
     velocity: Tree  # what the study phase changed in the last round, momentum included
     tutors: tuple[Tree, ...]  # while they learn
     means: tuple[Tree, ...]  # of the tutors over the rounds of the first term
-    mistakes: Tensor  # of the tutors: labels of each class (column) that they take for each class (row)
-    strong: bool = False  # sites study strong views
+    mistakes: Mistakes | None = None  # of the tutors, once a site with labels has answered
     informed: tuple[int, ...] = ()  # sites that keep the tutors' labels
 
 
@@ -76,7 +76,7 @@ class Tutors:
 class Lesson:
     model: Weights
     tutors: tuple[Tree, ...]  # none, if the site keeps their labels
-    mistakes: Tensor
+    mistakes: Tensor | None  # labels of each class (column) that tutors take for each class (row)
     strong: bool  # study strong views, not weak ones
     rate: float
 
@@ -109,16 +109,16 @@ class Tutor:
     most_passes, cautions, conclusions = panel.most_passes, panel.cautions, staticmethod(told)
     leaves = (
         f"The weights after training. {SUMS_DO} Once, from a site with labels: for each class, how many of its labels "
-        "models take for which class, which tells how many labels of each class it has, and how many are right in "
-        "strong views. If the experiment has labels held out: for each class their exact number, and how many of them "
-        "only one of two models gets right. A dishonest server can choose these models, and learn about single images."
+        "models take for which class, in two kinds of views, which tells how many labels of each class it has. All "
+        "sites get the sum. If the experiment has labels held out: for each class their exact number, and how many of "
+        "them only one of two models gets right. A dishonest server can choose these models, and learn about single "
+        "images."
     )
 
     def init(self, fed: Federation) -> State:
         weights = fed.server.weights()
         tutors = (weights, *(fed.drawn(number) for number in range(1, self.tutors)))
-        mistakes = torch.zeros(fed.num_classes, fed.num_classes, dtype=torch.int64)
-        return State(weights, tree.sub(weights, weights), tutors, tutors, mistakes)
+        return State(weights, tree.sub(weights, weights), tutors, tutors)
 
     def model(self, state: State) -> Tree:
         return state.model
@@ -129,9 +129,8 @@ class Tutor:
             return self.taught(state, fed, partial(Drill, rate=factor(fed.schedule, fed.round, first), epochs=epochs))
         if state.tutors:  # the second term begins
             state = replace(state, model=state.means[0], tutors=())
-        # Nothing is known yet, or nobody has answered.
-        if (self.shares or self.strong) and len(state.means) > 1 and not state.mistakes.any():
-            state = self.marked(state, fed)
+        if (self.shares or self.strong) and len(state.means) > 1 and not state.mistakes:  # or nobody has answered yet
+            state = replace(state, mistakes=self.marked(state, fed))
         studied = first + 1 < fed.round and fed.unlabeled
         if self.guard and studied and fed.round == fed.rounds and self.did_harm(state, fed):
             fed.shipped = None  # so that the first tutor is shipped as it is, and not in a mean over rounds
@@ -146,19 +145,19 @@ class Tutor:
         means = tuple(tree.mean([(decay, old), (1 - decay, new)]) for old, new in zip(state.means, tutors, strict=True))
         return replace(state, model=tutors[0], tutors=tutors, means=means)
 
-    def marked(self, state: State, fed: Federation) -> State:
+    def marked(self, state: State, fed: Federation) -> Mistakes | None:
         """Count what the tutors make of labels that they did not learn, over all sites with labels."""
         message = Tutors(state.means)
         found = [(one.counts, one.upload) for one in fed.run(self.mark, broadcast(fed.labeled, message))]
         found += [(1.0, own) for own in fed.map(self.mark, [message])] if fed.server.labeled else []
-        mistakes = torch.stack([state.mistakes, *(times * one.counts for times, one in found)]).sum(0)
-        known = panel.known(mistakes, sum(times * one.strong for times, one in found))
-        return replace(state, mistakes=mistakes, strong=self.strong and known)
+        return panel.pooled(found)
 
     def studied(self, state: State, fed: Federation, rate: float) -> State:
         """Let unlabeled sites train on what the tutors say about their images, and let labels have the last word."""
         chosen = fed.sample(among=fed.unlabeled, name="unlabeled")
-        new, known = (Lesson(state.model, tutors, state.mistakes, state.strong, rate) for tutors in (state.means, ()))
+        mistakes = state.mistakes.counts if self.shares and state.mistakes else None
+        strong = self.strong and panel.known(state.mistakes)
+        new, known = (Lesson(state.model, tutors, mistakes, strong, rate) for tutors in (state.means, ()))
         jobs = [(one, known if one.id in state.informed else new) for one, _ in broadcast(chosen, None)]
         found = fed.mean(self.learn, jobs, state.model, weight=lambda reply: reply.upload.images)
         state = averaged(state, found, self.server_momentum)
@@ -182,7 +181,7 @@ class Tutor:
         if not (images := site.unlabeled):
             return None
         if msg.tutors:
-            said = panel.label(site, images, msg.tutors, self.views, msg.mistakes if self.shares else None)
+            said = panel.label(site, images, msg.tutors, self.views, msg.mistakes)
             site.state = Kept(said.argmax(1), panel.brightness(images))
         if not site.state or not site.state.fits(images):
             return None
@@ -206,7 +205,7 @@ class Tutor:
     @on_client
     @on_server
     def mark(self, site: Site[Kept], msg: Tutors) -> Mistakes:
-        return panel.mark(site, msg.models, self.tutors, self.views)
+        return panel.mark(site, msg.models, self.tutors, self.views, self.strong)
 
     @once
     @on_client

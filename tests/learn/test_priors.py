@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fewlabel.learn.priors import adapted, explained, folds, mistaken
+from fewlabel.learn.priors import adapted, explained, folds, kappa, mistaken
 
 P = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.5, 0.5]])
 
@@ -71,3 +71,11 @@ def test_few_labels_are_smoothed_by_what_is_usual():
 def test_without_known_mistakes_predictions_are_taken_as_right():
     none = torch.zeros(2, 2, dtype=torch.int64)
     assert explained(torch.tensor([0.7, 0.3]), none).tolist() == pytest.approx([0.7, 0.3])
+
+
+def test_kappa_is_how_much_of_what_chance_gets_wrong_is_right():
+    # 90 of 100 right, where chance has 50; and where chance has 0.82 * 0.9 + 0.18 * 0.1 = 0.756.
+    assert kappa(torch.tensor([[45, 5], [5, 45]])) == pytest.approx(0.8)
+    assert kappa(torch.tensor([[81, 1], [9, 9]])) == pytest.approx((0.9 - 0.756) / (1 - 0.756))
+    assert kappa(torch.tensor([[90, 10], [0, 0]])) == pytest.approx(0, abs=1e-12)  # always the same class
+    assert kappa(torch.tensor([[5, 0], [0, 0]])) == kappa(torch.zeros(2, 2)) == 0

@@ -16,7 +16,7 @@ from fewlabel.data.partition import Partition
 from fewlabel.engine.record import PARTITION, read_rounds
 from fewlabel.engine.run import execute
 from fewlabel.learn.evidence import Models
-from fewlabel.learn.panel import Mistakes, known, label, part
+from fewlabel.learn.panel import Mistakes, known, label, part, pooled
 from fewlabel.methods.tutor import Drill, Lesson, State, Tutor, Tutors, Update
 from tests.hand import STEP, passes, site, weights
 from tests.methods.test_rscfed import START, SUPERVISED, approx, moved
@@ -29,7 +29,7 @@ PLAIN = Tutor(
 OTHER = Model(weights([0.0, 0.0], [0.0, math.log(9)]))  # says (1/10, 9/10) of any image
 SURE = Model(weights([0.0, 0.0], [0.0, math.log(99)]))  # says (1/100, 99/100) of any image
 SAYS_0 = Model(weights([0.0, 0.0], [200.0, 0.0]))  # is certain of class 0 for any image
-NONE = torch.zeros(2, 2, dtype=torch.int64)  # mistakes, if no label was marked
+NONE = torch.zeros(2, 2)  # mistakes, if no label was marked
 ROUNDS, BEGINS = 100, 51  # rounds, and the first of the second term
 
 
@@ -41,22 +41,22 @@ def steps(number: int) -> float:
     return move
 
 
-def lesson(model: Model = START, *tutors: Model, rate: float = 1.0, strong: bool = False) -> Lesson:
-    return Lesson(model.model, tuple(tutor.model for tutor in tutors or (SAYS_0,)), NONE, strong, rate)
+def lesson(model: Model = START, *tutors: Model, rate: float = 1.0, mistakes: Any = None) -> Lesson:
+    return Lesson(model.model, tuple(tutor.model for tutor in tutors or (SAYS_0,)), mistakes, False, rate)
 
 
-KNOWN = Lesson(START.model, (), NONE, False, 1.0)  # for a site that keeps the tutors' labels
+KNOWN = Lesson(START.model, (), None, False, 1.0)  # for a site that keeps the tutors' labels
 
 
 def first_term(*tutors: Model) -> State:
     trees = tuple(tutor.model for tutor in tutors or (START,))
-    return State(trees[0], tree.sub(trees[0], trees[0]), trees, trees, NONE)
+    return State(trees[0], tree.sub(trees[0], trees[0]), trees, trees)
 
 
 def second_term(model: Model = START, *tutors: Model, **more: Any) -> State:
     """The state in the second term: tutors are frozen."""
     trees = tuple(tutor.model for tutor in tutors or (model,))
-    return State(model.model, tree.sub(model.model, model.model), (), trees, NONE, **more)
+    return State(model.model, tree.sub(model.model, model.model), (), trees, **more)
 
 
 def serving(*sites: Site[Any], shipped: Model | None = START, schedule: str = "constant", **more: Any) -> Served:
@@ -113,7 +113,7 @@ def test_tutors_label_by_the_sites_own_classes():
     # By them the image -1 is of class 0, too: 0.25 * 0.892 > 0.75 * 0.108.
     slope = Model(weights([math.log(3), 0.0]))
     one = site(0, unlabeled=[2] * 9 + [-1])
-    replace(PLAIN, shares=True).learn(one, lesson(slope, slope))
+    PLAIN.learn(one, lesson(slope, slope, mistakes=NONE))
     PLAIN.learn(one, lesson(slope, slope))
     assert [label[-1].item() for _, label, _ in one.audited] == [0, 1]
 
@@ -231,23 +231,76 @@ def test_sites_with_labels_count_the_tutors_mistakes_once():
     fed = serving(site(0, unlabeled=[1]), site(1, labels), site(2, labels), labeled=[(1, 0), (1, 0)], round=BEGINS)
     after = how.round(first_term(START, OTHER, START, START, START), fed)
     # OTHER takes everything for class 1: one label of each class at each site, and the first of the server's two.
-    assert after.mistakes.tolist() == [[3 + 3 + 1, 3 + 3], [1 + 1 + 1, 1 + 1]]
+    assert after.mistakes.counts.tolist() == [[3 + 3 + 1, 3 + 3], [1 + 1 + 1, 1 + 1]]
     assert [message.mistakes.tolist() for _, message in fed.sent if isinstance(message, Lesson)] == [[[7, 6], [3, 2]]]
-    assert how.round(after, serving(site(1, labels), round=BEGINS + 1)).mistakes.equal(after.mistakes)
+    assert how.round(after, serving(site(1, labels), round=BEGINS + 1)).mistakes is after.mistakes
 
 
-def test_sites_study_strong_views_if_tutors_get_half_as_many_labels_right_in_them():
-    # Tutors 1 to 4 get the four labels of class 0 right, as views are all alike here: also the strong one.
-    how, labels, five = replace(PLAIN, tutors=5, strong=True), [(1, 0), (1, 1)] * 4, [START] * 5
-    assert how.mark(site(1, labels), Tutors(tuple(one.model for one in five))).strong == 4
-    for method, strong in ((how, True), (replace(how, strong=False, shares=True), False)):
-        fed = serving(site(0, unlabeled=[1]), site(1, labels), round=BEGINS)
-        after = method.round(first_term(*five), fed)
-        assert after.strong is strong
-        assert [message.strong for _, message in fed.sent if isinstance(message, Lesson)] == [strong]
-    right = torch.tensor([[4, 1], [1, 2]])  # of six right ones, three are enough
-    assert [known(right, strong) for strong in (6, 3, 2.9, 0)] == [True, True, False, False]
-    assert not known(torch.tensor([[0, 4], [4, 0]]), 0)  # nothing is known of tutors that are never right
+def seen_as(monkeypatch: pytest.MonkeyPatch, strong: int) -> None:
+    """Let every strong view show this pixel."""
+    views = Images.views
+
+    def changed(images: Images, index: Any, names: Any, rng: Any) -> Any:
+        found = views(images, index, names, rng)
+        return [torch.full_like(x, strong) if name == "strong" else x for x, name in zip(found, names, strict=True)]
+
+    monkeypatch.setattr(Images, "views", changed)
+
+
+def test_tutors_are_marked_in_strong_views_too(monkeypatch):
+    # An image 1 is of class 0, and -1 of class 1. Tutors 1 to 4 know that. If strong views show 1, class 0 remains.
+    slope, labels = Model(weights([math.log(3), 0.0])), [(1, 0), (-1, 1)] * 4
+    message = Tutors((slope.model,) * 5)
+    seen_as(monkeypatch, 1)
+    found = replace(PLAIN, tutors=5, strong=True).mark(site(1, labels), message)
+    assert (found.counts.tolist(), found.strong.tolist()) == ([[4, 0], [0, 4]], [[4, 4], [0, 0]])
+    found = replace(PLAIN, tutors=5, shares=True).mark(site(1, labels), message)
+    assert (found.counts.tolist(), found.strong.tolist()) == ([[4, 0], [0, 4]], [[0, 0], [0, 0]])  # not asked for
+
+
+@pytest.mark.parametrize(
+    ("counts", "strong", "answer"),
+    [
+        # Of two classes of ten, 18 right in weak views: kappa (0.9 - 0.5) / 0.5 = 0.8. Strong views must have 0.4: 14.
+        ([[9, 1], [1, 9]], [[7, 3], [3, 7]], True),
+        ([[9, 1], [1, 9]], [[7, 4], [3, 6]], False),
+        ([[9, 1], [1, 9]], [[10, 10], [0, 0]], False),  # always the same class
+        # Ninety labels of one class: who always says it is right nine times in ten, and knows nothing.
+        ([[81, 1], [9, 9]], [[90, 10], [0, 0]], False),
+        ([[5, 5], [5, 5]], [[5, 5], [5, 5]], False),  # tutors that guess
+        ([[5, 0], [0, 0]], [[5, 0], [0, 0]], False),  # one class says nothing
+        ([[0, 0], [0, 0]], [[0, 0], [0, 0]], False),  # no labels
+    ],
+)
+def test_strong_views_must_be_known_half_as_far_beyond_chance(counts, strong, answer):
+    assert known(Mistakes(torch.tensor(counts).double(), torch.tensor(strong).double())) is answer
+    assert known(None) is False
+
+
+def test_what_sites_counted_is_added_up_by_how_much_each_counts():
+    weak, strong = torch.tensor([[4, 1], [0, 3]]), torch.tensor([[2, 2], [2, 2]])
+    one, two = Mistakes(weak, strong), Mistakes(weak, 2 * strong)
+    found = pooled([(1.0, one), (0.5, two)])
+    assert (found.counts.tolist(), found.strong.tolist()) == ([[6, 1.5], [0, 4.5]], [[4, 4], [4, 4]])
+    assert pooled([]) is None
+
+
+def test_sites_study_the_views_that_tutors_know_and_mistakes_travel_only_for_shares(monkeypatch):
+    slope, labels = Model(weights([math.log(3), 0.0])), [(1, 0), (-1, 1)] * 4
+    sites = site(0, unlabeled=[1]), site(1, labels)
+
+    def lessons(method: Tutor) -> list[tuple[bool, Any]]:
+        fed = serving(*sites, round=BEGINS)
+        method.round(first_term(*[slope] * 5), fed)
+        found = [message for _, message in fed.sent if isinstance(message, Lesson)]
+        return [(one.strong, None if one.mistakes is None else one.mistakes.tolist()) for one in found]
+
+    both = replace(PLAIN, tutors=5, strong=True, shares=True)
+    assert lessons(both) == [(True, [[4, 0], [0, 4]])]
+    assert lessons(replace(both, shares=False)) == [(True, None)]
+    assert lessons(replace(both, strong=False)) == [(False, [[4, 0], [0, 4]])]
+    seen_as(monkeypatch, 1)
+    assert lessons(both) == [(False, [[4, 0], [0, 4]])]
 
 
 def test_a_site_studies_the_view_that_it_is_told_and_tutors_label_by_weak_ones():
@@ -267,9 +320,9 @@ def test_a_site_studies_the_view_that_it_is_told_and_tutors_label_by_weak_ones()
 def test_mistakes_are_asked_for_until_somebody_answers():
     how, sites = replace(PLAIN, tutors=5, shares=True), [site(1, [(1, 0), (1, 1)] * 4)]
     state = how.round(second_term(*[START] * 6), serving(*sites, silent=[1]))
-    assert not state.mistakes.any()
+    assert state.mistakes is None
     state = how.round(state, serving(*sites))
-    assert state.mistakes.sum() == 8
+    assert state.mistakes.counts.sum() == 8
     fed = serving(*sites)
     how.round(state, fed)
     assert fed.asked == [1]  # to correct
@@ -280,16 +333,18 @@ def test_mistakes_are_asked_for_until_somebody_answers():
 
 def test_a_site_cannot_claim_more_mistakes_than_it_has_labels():
     asked = Asked(ClientInfo(0, 5, 0), 2)
-    Mistakes(torch.tensor([[3, 1], [0, 1]]), 5).check_answer(asked)
-    for strong in (-1, 6, 10**400):
-        with pytest.raises(ValueError, match="of 5 labels are right in a strong view"):
-            Mistakes(torch.tensor([[3, 1], [0, 1]]), strong).check_answer(asked)
+    good = torch.tensor([[3, 1], [0, 1]])
+    Mistakes(good, good).check_answer(asked)
     for counts in ([[3, 1], [1, 1]], [[-1, 1], [1, 1]], [[2**62, 2**62], [2**62, 2**62]]):
         with pytest.raises(ValueError, match="the 5 that it has"):
-            Mistakes(torch.tensor(counts), 0).check_answer(asked)
+            Mistakes(torch.tensor(counts), good).check_answer(asked)
+        with pytest.raises(ValueError, match="the 5 that it has"):
+            Mistakes(good, torch.tensor(counts)).check_answer(asked)
     for wrong in (torch.ones(2, 2), torch.ones(2, dtype=torch.int64)):
         with pytest.raises(ValueError, match="2 by 2 whole numbers"):
-            Mistakes(wrong, 0).check_answer(asked)
+            Mistakes(wrong, good).check_answer(asked)
+        with pytest.raises(ValueError, match="2 by 2 whole numbers"):
+            Mistakes(good, wrong).check_answer(asked)
 
 
 @pytest.mark.parametrize(
@@ -455,6 +510,11 @@ def test_tutor_warns_where_tutors_share_statistics():
     assert 'use model.buffers = "global"' in caution
     [caution] = PLAIN.cautions(SimpleNamespace(model=SimpleNamespace(buffers="global"), stream=1))
     assert "a site gets labels for new ones a round later" in caution
+    for view, number in (("none", 1), ("randaugment", 0)):
+        experiment = SimpleNamespace(
+            model=SimpleNamespace(buffers="global"), stream=None, views=SimpleNamespace(strong=view)
+        )
+        assert len(list(Tutor().cautions(experiment))) == number
 
 
 def test_tutor_refuses_more_images_than_a_site_has():
