@@ -60,14 +60,39 @@ def test_the_table_of_attacks_says_who_is_named_and_which_defence_has_the_best_w
     assert sides.attacks("unlabeled") == ""
 
 
-def test_epsilons_stand_from_none_to_the_strictest() -> None:
+def test_epsilons_stand_from_none_to_the_strictest_and_what_they_cost_is_said_first() -> None:
     for name, score in (("1", 0.3), ("none", 0.9), ("8", 0.6)):
-        write("privacy", "", f"|{name}", score, seed=0)
-        write("privacy", "", f"|{name}", score + 0.02, seed=1)
+        for seed in range(2 if name == "1" else 3):
+            write("privacy", "", f"|{name}", score + 0.02 * seed, seed)
     said = sides.privacy()
-    assert [line.split(" | ")[0] for line in said.splitlines() if line.startswith("| ")][2:] == ["| none", "| 8", "| 1"]
-    assert "| 8 | 61.0 ± 1.4 | 61.0 ± 1.4 | 61.0 ± 1.4 |" in said  # 60 and 62: 61, and sqrt(2)
-    assert "Seeds 0, 1, 12 rounds." in said
+    # Epsilon 1 has seeds 0 and 1 alone, and so has the row without privacy that it is compared with.
+    assert said.startswith("**Epsilon 8 costs 30.0 points of balanced accuracy and epsilon 1 60.0**")
+    assert [line.split(" | ")[0] for line in said.splitlines() if line.startswith("| ")][2:] == [
+        "| none", "| 8", "| 1 (2 of 3 seeds)"
+    ]  # fmt: skip
+    assert "| 8 | 62.0 ± 2.0 | 62.0 ± 2.0 | 62.0 ± 2.0 |" in said
+    assert "| 1 (2 of 3 seeds) | 31.0 ± 1.4 | 31.0 ± 1.4 | 31.0 ± 1.4 |" in said  # 30 and 32: 31, and sqrt(2)
+    assert "Seeds 0, 1, 2, 12 rounds." in said
+    assert "all-labels" not in said  # no ceiling has run yet
+
+
+def test_what_privacy_costs_is_also_said_against_the_ceiling_by_the_recipe() -> None:
+    write("privacy", "", "|none", 0.7)
+    write("privacy", "", "|8", 0.6)
+    lines.add(
+        {
+            "table": "o-box",
+            "cell": "blood",
+            "row": "all-labels",
+            "seed": 0,
+            "settings": "",
+            "last_balanced_accuracy": 0.9,
+        }
+    )
+    said = sides.privacy()
+    assert said.startswith("**Epsilon 8 costs 10.0 points of balanced accuracy**")
+    assert "reaches 90.0 %" in said
+    assert "each epsilon costs 20.0 points more" in said
 
 
 def test_labels_that_buy_what_unlabeled_images_bring_are_on_a_straight_line_between_those_tried() -> None:
