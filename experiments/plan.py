@@ -160,21 +160,27 @@ class Tuning:
         )
         return [trials[place] for place in missing], None if best is None else trials[best]
 
-    def rates(self, row: str) -> tuple[list[Trial], Trial | None]:
-        return self.search([self.trial(row, rate) for rate in rates(self.table, row)])
+    def version(self, name: str) -> tuple[list[Trial], str | None]:
+        """The version of a method that is the best at its usual rate."""
+        tried = [self.trial(row, rates(self.table, row)[len(shares()) // 2]) for row in versions(name)]
+        if len(tried) == 1:
+            return [], name
+        missing = [trial for trial in tried if self.score(trial) is None and trial.key not in self.failed]
+        known = [trial for trial in tried if self.score(trial) is not None]
+        if missing or not known:
+            return missing, None
+        return [], max(known, key=lambda trial: self.score(trial) or 0.0).row
 
-    def version(self, name: str) -> Trial | None:
-        """The best rate of the best version of a method, once all rates of all versions are there."""
-        found = [self.rates(row) for row in versions(name)]
-        best = [trial for _, trial in found if trial]
-        if any(missing for missing, _ in found) or not best:
-            return None
-        return max(best, key=lambda trial: self.score(trial) or 0.0)
+    def rates(self, name: str) -> tuple[list[Trial], Trial | None]:
+        """The trials of the rate of this version."""
+        missing, row = self.version(name)
+        return self.search([self.trial(row, rate) for rate in rates(self.table, row)]) if row else (missing, None)
 
     def values(self, name: str) -> tuple[list[Trial], Trial | None]:
         """The trials of the setting that matters most, at the best rate; the usual value has been tried with it."""
-        if not (at := self.version(name)):
-            return [], None
+        missing, at = self.rates(name)
+        if not at:
+            return missing, None
         if not (tune := rows()[at.row].get("tune")):
             return [], at
         middle = len(tune["values"]) // 2
@@ -182,9 +188,7 @@ class Tuning:
         return self.search([*found[:middle], at, *found[middle + 1 :]])
 
     def todo(self, own: bool) -> Iterator[Trial]:
-        for name, names in families(own).items():
-            for row in names:
-                yield from self.rates(row)[0]
+        for name in families(own):
             yield from self.values(name)[0]
 
     def best(self, name: str) -> Trial | None:
@@ -193,11 +197,12 @@ class Tuning:
         return None if missing else best
 
     def chosen(self, row: str, versions: bool = False) -> tuple[str, Settings] | None:
-        """The version and the settings of a row; with `versions`, those of this very version."""
+        """The version and the settings of a row. With `versions`, this very version, with as much of the usual rate."""
         row = rows()[row].get("tuned", row)
         best = self.best(family(row))
         if versions and best and best.row != row:
-            best = self.rates(row)[1]
+            same = zip(rates(self.table, best.row), rates(self.table, row), strict=True)
+            return row, next(its for tuned, its in same if best.settings[: len(tuned)] == tuned)
         return (best.row, best.settings) if best else None
 
     def twice(self, own: bool) -> Iterator[Trial]:

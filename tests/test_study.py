@@ -223,6 +223,22 @@ def test_rows_can_be_left_out_with_their_versions():
     assert [trial for trial in done if trial.row == "labels-only"]
 
 
+def test_only_the_better_version_is_tuned_and_the_other_takes_over_its_share_of_the_usual_rate():
+    forget()
+    usual, low = "method.local.lr=0.03 method.local.lr_unlabeled=0.02", "method.local.lr=0.01"
+
+    def score(trial: plan.Trial) -> float:  # fedirm is the better one at the usual rate, and better still below it
+        said = " ".join(trial.settings)
+        return 0.9 if said.startswith(low) else 0.8 if trial.row == "fedirm" else 0.7
+
+    done = [trial for trial in played(score) if "fedirm" in trial.row]
+    tried = [trial for trial in done if trial.table == "tuning-a"]
+    assert [" ".join(trial.settings) for trial in tried if trial.row == "fedirm-authors"] == [usual]
+    assert len([trial for trial in tried if trial.row == "fedirm"]) == 6  # four rates, as the best is low, two values
+    printed = {trial.row: trial for trial in done if trial.table == "h-printed" and trial.cell == "fewlabel"}
+    assert printed["fedirm-authors"].settings == printed["fedirm"].settings == (low, "method.local.lr_unlabeled=0.0067")
+
+
 def test_every_method_is_tuned_by_as_many_values():
     forget()
     for name, row in plan.rows().items():
@@ -262,7 +278,7 @@ def test_a_study_from_its_tables_to_its_pages(tiny: Path, capsys: pytest.Capture
     )
     assert run("o", "a", "g", "i", "h") == 0
     out = capsys.readouterr().out
-    # Tuning: rates, the version, its setting; nothing of the test set.
+    # Tuning: the version, its rates, its setting; nothing of the test set.
     tried = read_csv(tiny / "results" / "tuning-a.csv")
     assert {line["seed"] for line in tried} == {"100"}
     assert not [key for key in tried[0] if "recall" in key or key in ("last_accuracy", "last_balanced_accuracy")]
