@@ -18,7 +18,7 @@ from fewlabel.report.runs import FLOOR
 TABLES = Path(__file__).parent / "results"
 MAIN = ("a-blood", "b-fashion", "c-ham", "d-pneumonia")
 BOX = "o-box"
-UNTUNED = (BOX, "p-tutor")
+UNTUNED = (BOX, "p-tutor", "q-network")
 EVERY = (*UNTUNED, *MAIN, "h-printed", "g-parts", "i-labels", "e-sites", "f-gamma", "j-places")
 SEEDS = (0, 1, 2)
 TUNED_ON = 100  # the seed of all tuning, which no table has
