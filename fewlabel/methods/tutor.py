@@ -110,9 +110,9 @@ class Tutor:
     leaves = (
         f"The weights after training. {SUMS_DO} Once, from a site with labels: for each class, how many of its labels "
         "models take for which class, in two kinds of views, which tells how many labels of each class it has. All "
-        "sites get the sum. If the experiment has labels held out: for each class their exact number, and how many of "
-        "them only one of two models gets right. A dishonest server can choose these models, and learn about single "
-        "images."
+        "sites get the sum. If only one site has labels, that is what it counted. If the experiment has labels held "
+        "out: for each class their exact number, and how many of them only one of two models gets right. A dishonest "
+        "server can choose these models, and learn about single images."
     )
 
     def init(self, fed: Federation) -> State:
