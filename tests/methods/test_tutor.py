@@ -511,7 +511,7 @@ def test_tutor_says_nothing_if_nobody_holds_labels_out():
     assert not fed.logged
 
 
-def test_tutor_ships_the_first_tutor_if_labels_alone_are_better_beyond_doubt():
+def test_tutor_ships_the_first_tutor_if_it_is_better_beyond_doubt():
     # On 40 held-out labels 0, of which what is shipped gets none right and labels alone all: -100 points. The variance
     # is (0.5 + 40.5 - 40^2 / 42) / 42^2.
     sites = site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), *[(1, 0)] * 40)
@@ -563,12 +563,12 @@ def test_tutor_exams_are_on_held_out_labels_or_the_servers_validation():
 @pytest.mark.parametrize(
     ("low", "high", "given_up", "words"),
     [
-        (0.004, 0.058, 0, "Unlabeled images helped: +3.1 points"),
-        (-0.01, 0.07, 0, "Unlabeled images may or may not have helped: +3.1 points"),
-        (-0.09, -0.01, 1, "So labels alone are what is shipped."),
+        (0.004, 0.058, 0, "Unlabeled images, with more training on labels, helped: +3.1 points"),
+        (-0.01, 0.07, 0, "with more training on labels, may or may not have helped: +3.1 points"),
+        (-0.09, -0.01, 1, "So the first tutor is what is shipped."),
     ],
 )
-def test_tutor_tells_whether_unlabeled_images_helped(low, high, given_up, words):
+def test_tutor_tells_whether_what_came_after_the_first_tutor_helped(low, high, given_up, words):
     line = {"round": 30, "gain": 0.031, "gain_low": low, "gain_high": high, "gain_images": 512.0, "given_up": given_up}
     [sentence] = PLAIN.conclusions([{"round": 1, "gain": 0.0}, line, {"round": 31}])
     assert words in sentence
