@@ -144,13 +144,18 @@ def judged(exams: list[Exam], own: list[Exam]) -> dict[str, float]:
 
 
 def told(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Say whether unlabeled images helped, by the last exam in the lines of a run."""
+    """Say whether the second term helped, by the last exam in the lines of a run.
+
+    The first tutor had as many passes over labels as labels alone have in a run, but in fewer rounds, and no more
+    since. So the gain is not that over `labels-only`, and not of unlabeled images alone.
+    """
     for line in [line for line in lines if "gain" in line][-1:]:
         value, low, high = (100 * line[name] for name in ("gain", "gain_low", "gain_high"))
         sure = line["gain_images"] >= ENOUGH and not low <= 0 <= high
         verdict = ("helped" if value > 0 else "made it worse") if sure else "may or may not have helped"
         yield (
-            f"Unlabeled images {verdict}: {value:+.1f} points of balanced accuracy against labels alone, on "
-            f"{line['gain_images']:,.0f} held-out or validation labels in round {line['round']} (95 % interval "
-            f"{low:+.1f} to {high:+.1f}).{' So labels alone are what is shipped.' if line['given_up'] else ''}"
+            f"Unlabeled images, with more training on labels, {verdict}: {value:+.1f} points of balanced accuracy "
+            f"against the first tutor, on {line['gain_images']:,.0f} held-out or validation labels in round "
+            f"{line['round']} (95 % interval {low:+.1f} to {high:+.1f})."
+            f"{' So the first tutor is what is shipped.' if line['given_up'] else ''}"
         )

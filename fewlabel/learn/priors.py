@@ -37,7 +37,8 @@ def kappa(mistakes: Tensor) -> float:
 
     Chance says each class as often as it was said, whatever the label is. Who always says the same class has 0.
     """
-    shares = mistakes.double() / mistakes.double().sum().clamp_min(1)
+    labels = float(mistakes.double().sum()) or 1.0  # less than one, if little of what sites counted counts
+    shares = mistakes.double() / labels
     right, chance = float(shares.diag().sum()), float(shares.sum(0) @ shares.sum(1))
     return (right - chance) / (1 - chance) if chance < 1 else 0.0
 

@@ -20,10 +20,11 @@ classes: if tutors get new labels right in them at least half as far beyond chan
 with labels train the average on true labels (`learn.alternate.corrected`). No tutor ever learns from a label that was
 guessed, so mistakes cannot feed themselves.
 
-Where labels are held out (`labels.held_out`, or a validation set at the server), the method can tell whether unlabeled
-images help, because the first tutor is what labels alone gave. In the last round it and the shipped model sit an exam
-on held-out labels, and only counts leave a site (`learn.evidence`). If labels alone are better beyond doubt, the first
-tutor is what is shipped. The report tells the difference and its interval.
+Where labels are held out (`labels.held_out`, or a validation set at the server), the method can tell whether the second
+term helps. In the last round the first tutor and the shipped model sit an exam on held-out labels, and only counts
+leave a site (`learn.evidence`). If the first tutor is better beyond doubt, it is what is shipped. The report tells the
+difference and its interval. Labels have a part in it, because they correct the model in each round of the second term;
+a run without unlabeled images (`train.warmup=0.999`) tells how much.
 
 There is no paper. The manual has the equations, and `experiments/own/README.md` tells what was tried.
 """
@@ -101,7 +102,7 @@ class Tutor:
     epochs_unlabeled: Count = 3  # passes over unlabeled images in a round
     strong: bool = True  # sites study strong views, if tutors know classes in them; if false, weak ones
     server_momentum: Share = 0.5  # of the server, over rounds, in what sites without labels change
-    guard: bool = True  # where labels are held out: compare with labels alone, and ship them if they are better
+    guard: bool = True  # where labels are held out: compare with the first tutor, and ship it if it is better
     local: Local = Local(epochs=5, batch_size=32, lr=0.03)
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
@@ -110,9 +111,9 @@ class Tutor:
     leaves = (
         f"The weights after training. {SUMS_DO} Once, from a site with labels: for each class, how many of its labels "
         "models take for which class, in two kinds of views, which tells how many labels of each class it has. All "
-        "sites get the sum. If the experiment has labels held out: for each class their exact number, and how many of "
-        "them only one of two models gets right. A dishonest server can choose these models, and learn about single "
-        "images."
+        "sites get the sum. If only one site has labels, that is what it counted. If the experiment has labels held "
+        "out: for each class their exact number, and how many of them only one of two models gets right. A dishonest "
+        "server can choose these models, and learn about single images."
     )
 
     def init(self, fed: Federation) -> State:
@@ -167,7 +168,7 @@ class Tutor:
         return replace(state, model=model, informed=tuple(sorted(informed)))
 
     def did_harm(self, state: State, fed: Federation) -> bool:
-        """Compare what is shipped with labels alone, as both were before this round."""
+        """Compare what is shipped with the first tutor, as both were before this round."""
         models = Models(fed.shipped or state.model, state.means[0])
         exams = [bounded(one.upload, one.counts) for one in fed.run(self.sit_exam, broadcast(fed.labeled, models))]
         own = [*fed.map(self.sit_exam, [models])] if fed.server.validation or fed.server.held_out else []

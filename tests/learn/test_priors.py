@@ -78,4 +78,6 @@ def test_kappa_is_how_much_of_what_chance_gets_wrong_is_right():
     assert kappa(torch.tensor([[45, 5], [5, 45]])) == pytest.approx(0.8)
     assert kappa(torch.tensor([[81, 1], [9, 9]])) == pytest.approx((0.9 - 0.756) / (1 - 0.756))
     assert kappa(torch.tensor([[90, 10], [0, 0]])) == pytest.approx(0, abs=1e-12)  # always the same class
+    # Where clients.largest_share bounds a site, its labels count in part.
+    assert kappa(torch.tensor([[0.25, 0.0], [0.0, 0.25]])) == 1
     assert kappa(torch.tensor([[5, 0], [0, 0]])) == kappa(torch.zeros(2, 2)) == 0

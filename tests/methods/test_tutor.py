@@ -16,7 +16,7 @@ from fewlabel.data.partition import Partition
 from fewlabel.engine.record import PARTITION, read_rounds
 from fewlabel.engine.run import execute
 from fewlabel.learn.evidence import Models
-from fewlabel.learn.panel import Mistakes, known, label, part, pooled
+from fewlabel.learn.panel import Mistakes, known, label, part, pooled, say
 from fewlabel.methods.tutor import Drill, Lesson, State, Tutor, Tutors, Update
 from tests.hand import STEP, passes, site, weights
 from tests.methods.test_rscfed import START, SUPERVISED, approx, moved
@@ -90,6 +90,14 @@ def test_tutors_label_together_by_the_mean_of_their_log_probabilities():
     assert [label.tolist() for _, label, _ in one.audited] == [[1], [0]]
 
 
+def test_a_tutor_says_the_mean_of_its_log_probabilities_over_the_plain_view_and_the_weak_ones(monkeypatch):
+    # Of an image 2 the tutor says (9/10, 1/10), and of -1, which weak views show, (1/4, 3/4).
+    seen_as(monkeypatch, -1, "weak")
+    slope, one = Model(weights([math.log(3), 0.0])), site(0, unlabeled=[2])
+    [found] = say(one, slope.model, one.unlabeled, 2).tolist()
+    assert found == approx([math.log(part * weak**2) / 3 for part, weak in ((9 / 10, 1 / 4), (1 / 10, 3 / 4))])
+
+
 def test_tutors_that_are_sure_of_different_classes_leave_a_label():
     # In single precision both say exactly 0 of the other's class. The third decides.
     zero, last = SAYS_0, Model(weights([0.0, 0.0], [0.0, 200.0]))
@@ -131,6 +139,15 @@ def test_a_site_takes_the_tutors_mistakes_into_account():
     found = label(one, one.unlabeled, (slope.model, slope.model), 0, NONE)
     share = 0.98 * 3 / 4 + 0.01
     assert found[0, 0].item() == approx(3 * share / (3 * share + 1 - share))
+
+
+def test_shares_are_those_of_what_tutors_say_whose_mistakes_are_known():
+    # The first tutor says class 1 of all, the others class 0 of three images in four. Its mistakes are not known, so
+    # 3/4 it is. Of an image 1 the three say class 0 and 1 alike: 1/10 * 3/4 * 3/4 = 9/10 * 1/4 * 1/4.
+    slope = Model(weights([math.log(3), 0.0]))
+    one, never = site(0, unlabeled=[1, 1, 1, -1]), 10**6 * torch.eye(2)
+    found = label(one, one.unlabeled, (OTHER.model, slope.model, slope.model), 0, never)
+    assert found[0, 0].item() == approx(0.98 * 3 / 4 + 0.01)
 
 
 def test_a_site_keeps_the_tutors_labels():
@@ -236,13 +253,13 @@ def test_sites_with_labels_count_the_tutors_mistakes_once():
     assert how.round(after, serving(site(1, labels), round=BEGINS + 1)).mistakes is after.mistakes
 
 
-def seen_as(monkeypatch: pytest.MonkeyPatch, strong: int) -> None:
-    """Let every strong view show this pixel."""
+def seen_as(monkeypatch: pytest.MonkeyPatch, pixel: int, view: str = "strong") -> None:
+    """Let every view of this name show this pixel."""
     views = Images.views
 
     def changed(images: Images, index: Any, names: Any, rng: Any) -> Any:
         found = views(images, index, names, rng)
-        return [torch.full_like(x, strong) if name == "strong" else x for x, name in zip(found, names, strict=True)]
+        return [torch.full_like(x, pixel) if name == view else x for x, name in zip(found, names, strict=True)]
 
     monkeypatch.setattr(Images, "views", changed)
 
@@ -258,12 +275,21 @@ def test_tutors_are_marked_in_strong_views_too(monkeypatch):
     assert (found.counts.tolist(), found.strong.tolist()) == ([[4, 0], [0, 4]], [[0, 0], [0, 0]])  # not asked for
 
 
+@pytest.mark.parametrize(("strong", "views"), [(False, 3), (True, 4)])
+def test_tutors_are_marked_in_as_many_views_as_they_label_by(strong, views):
+    # Four tutors leave out two labels each, and see them in the plain view, two weak ones and perhaps a strong one.
+    seen = passes(one := site(1, [(1, 0), (1, 1)] * 4))
+    replace(PLAIN, tutors=5, views=2, strong=strong).mark(one, Tutors((START.model,) * 5))
+    assert seen == [(False, 2)] * 4 * views
+
+
 @pytest.mark.parametrize(
     ("counts", "strong", "answer"),
     [
         # Of two classes of ten, 18 right in weak views: kappa (0.9 - 0.5) / 0.5 = 0.8. Strong views must have 0.4: 14.
         ([[9, 1], [1, 9]], [[7, 3], [3, 7]], True),
         ([[9, 1], [1, 9]], [[7, 4], [3, 6]], False),
+        ([[9, 1], [1, 9]], [[349, 151], [151, 349]], False),  # kappa 0.396
         ([[9, 1], [1, 9]], [[10, 10], [0, 0]], False),  # always the same class
         # Ninety labels of one class: who always says it is right nine times in ten, and knows nothing.
         ([[81, 1], [9, 9]], [[90, 10], [0, 0]], False),
@@ -485,7 +511,7 @@ def test_tutor_says_nothing_if_nobody_holds_labels_out():
     assert not fed.logged
 
 
-def test_tutor_ships_the_first_tutor_if_labels_alone_are_better_beyond_doubt():
+def test_tutor_ships_the_first_tutor_if_it_is_better_beyond_doubt():
     # On 40 held-out labels 0, of which what is shipped gets none right and labels alone all: -100 points. The variance
     # is (0.5 + 40.5 - 40^2 / 42) / 42^2.
     sites = site(0, unlabeled=[1, 1]), holding_out(site(1, [(1, 0)]), *[(1, 0)] * 40)
@@ -537,12 +563,12 @@ def test_tutor_exams_are_on_held_out_labels_or_the_servers_validation():
 @pytest.mark.parametrize(
     ("low", "high", "given_up", "words"),
     [
-        (0.004, 0.058, 0, "Unlabeled images helped: +3.1 points"),
-        (-0.01, 0.07, 0, "Unlabeled images may or may not have helped: +3.1 points"),
-        (-0.09, -0.01, 1, "So labels alone are what is shipped."),
+        (0.004, 0.058, 0, "Unlabeled images, with more training on labels, helped: +3.1 points"),
+        (-0.01, 0.07, 0, "with more training on labels, may or may not have helped: +3.1 points"),
+        (-0.09, -0.01, 1, "So the first tutor is what is shipped."),
     ],
 )
-def test_tutor_tells_whether_unlabeled_images_helped(low, high, given_up, words):
+def test_tutor_tells_whether_what_came_after_the_first_tutor_helped(low, high, given_up, words):
     line = {"round": 30, "gain": 0.031, "gain_low": low, "gain_high": high, "gain_images": 512.0, "given_up": given_up}
     [sentence] = PLAIN.conclusions([{"round": 1, "gain": 0.0}, line, {"round": 31}])
     assert words in sentence
