@@ -1,6 +1,6 @@
 """A round with masked sums beside a plain one, on real processes on this machine: seconds and bytes.
 
-Run `fewlabel bench masked`; it takes a quarter to half of an hour, and 6 GB of memory for ten sites. There is a SuperLink with
+Run `fewlabel bench masked`; it takes up to half an hour, and 6 GB of memory for ten sites. There is a SuperLink with
 TLS, and a node and a process for each site, with keys. All train FedAvg on digits for one epoch, with `simple-cnn`.
 Runs are plain, in whole numbers, masked, and masked with sites that drop out after they have dealt their shares: two of
 ten, and one of three, where no sum is left. The first round of a run is its start, and does not count.

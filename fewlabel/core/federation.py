@@ -215,6 +215,7 @@ class Federation(Protocol):
     round: int  # 1, 2, …; 0 while the method is being initialised
     rounds: int
     num_classes: int
+    held_out: bool  # whether labels are held out, at clients or at the server, or there is a validation set
     schedule: str  # of the learning rate over rounds, as in `train.schedule`
     shipped: Tree | None  # the model after the round before as it would be shipped: the recipe's mean over rounds
 

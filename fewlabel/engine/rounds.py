@@ -63,7 +63,8 @@ class Server:
         self.experiment, self.method = self.world.experiment, self.world.experiment.method
         self.rounds, self.num_classes = self.experiment.rounds, len(self.world.dataset.classes)
         self.schedule: str = self.experiment.recipe.schedule
-        self._placed = False
+        self.held_out = self.experiment.labels.held_out > 0 or "validation" in self.world.measured
+        self._placed, self._open, self._asked_bytes = False, False, 0
         self.judge, self._lost = Judge(self.experiment.clients, self.world.names), Lost()
         self.round, self.checkpointed = 0, 0
         model = self.world.network(Rng(self.experiment.seed, "network"), self.experiment.model.pretrained)
@@ -73,7 +74,6 @@ class Server:
         self._shipped_statistics: Tree | None = None  # those under the shipped model
         self.seen = Round()
         self._calls: dict[int, int] = {}
-        self._open, self._asked_bytes = False, 0
         self._packed: tuple[Any, bytes] = (NOTHING, b"")
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fewlabel.core.federation import Site
+from fewlabel.core.federation import Federation, Site, broadcast
 from fewlabel.core.images import Labeled
 from fewlabel.core.tasks import Asked
 from fewlabel.core.tree import Tree
@@ -143,19 +143,26 @@ def judged(exams: list[Exam], own: list[Exam]) -> dict[str, float]:
     return {**interval, "gain_images": found.images, "given_up": float(worse_without_any(exams, own))}
 
 
-def told(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Say whether the second term helped, by the last exam in the lines of a run.
+def examined(fed: Federation, task: Any, models: Models) -> bool:
+    """Let two models sit exams wherever labels are, by a task that calls `sat`. Return whether to give up the first.
 
-    The first tutor had as many passes over labels as labels alone have in a run, but in fewer rounds, and no more
-    since. So the gain is not that over `labels-only`, and not of unlabeled images alone.
+    What came out is in the round's line.
     """
+    exams = [bounded(one.upload, one.counts) for one in fed.run(task, broadcast(fed.labeled, models))]
+    own = [*fed.map(task, [models])] if fed.server.validation or fed.server.held_out else []
+    found = judged(exams, own)
+    fed.log(**found)
+    return bool(found.get("given_up"))
+
+
+def told(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Say whether unlabeled images helped, by the last exam in the lines of a run."""
     for line in [line for line in lines if "gain" in line][-1:]:
         value, low, high = (100 * line[name] for name in ("gain", "gain_low", "gain_high"))
         sure = line["gain_images"] >= ENOUGH and not low <= 0 <= high
         verdict = ("helped" if value > 0 else "made it worse") if sure else "may or may not have helped"
         yield (
-            f"Unlabeled images, with more training on labels, {verdict}: {value:+.1f} points of balanced accuracy "
-            f"against the first tutor, on {line['gain_images']:,.0f} held-out or validation labels in round "
-            f"{line['round']} (95 % interval {low:+.1f} to {high:+.1f})."
-            f"{' So the first tutor is what is shipped.' if line['given_up'] else ''}"
+            f"Unlabeled images {verdict}: {value:+.1f} points of balanced accuracy against the same training without "
+            f"them, on {line['gain_images']:,.0f} held-out or validation labels in round {line['round']} (95 % "
+            f"interval {low:+.1f} to {high:+.1f}).{' So labels alone are what is shipped.' if line['given_up'] else ''}"
         )

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fewlabel.core import tree
 from fewlabel.core.errors import BadInput
-from fewlabel.core.federation import Site
+from fewlabel.core.federation import Federation, Site
 from fewlabel.core.images import Labeled, Unlabeled
 from fewlabel.core.tasks import Asked
 from fewlabel.core.tree import Tree
@@ -55,9 +56,16 @@ def first_term(method: Any, rounds: int) -> tuple[int, int]:
     return first, round(method.local.epochs * rounds / first)
 
 
+def over_rounds(fed: Federation, old: Tree, new: Tree) -> Tree:
+    """Return the mean over rounds after another one, as in the recipe."""
+    decay = min(0.8, 1 - 1 / fed.round)
+    return tree.mean([(decay, old), (1 - decay, new)])
+
+
 def most_passes(method: Any, rounds: int) -> int:
     """Return the most passes of a round over a site's images. A method uses this as its `most_passes`."""
-    return max(int(method.tutors) * first_term(method, rounds)[1], alternate.most_passes(method, rounds))
+    alone = int(method.local.epochs) if method.guard else 0
+    return max(int(method.tutors) * first_term(method, rounds)[1], alternate.most_passes(method, rounds) + alone)
 
 
 def cautions(method: Any, experiment: Any) -> Iterator[str]:
@@ -128,7 +136,7 @@ def pooled(found: Sequence[tuple[float, Mistakes]]) -> Mistakes | None:
 
 def known(mistakes: Mistakes | None) -> bool:
     """Return True if models still know classes in strong views: by a kappa at least half of that in weak ones."""
-    return mistakes is not None and 0 < kappa(mistakes.counts) <= 2 * kappa(mistakes.strong) * (1 + 1e-9)
+    return mistakes is not None and 1e-9 < kappa(mistakes.counts) <= 2 * kappa(mistakes.strong) * (1 + 1e-9)
 
 
 def label(

@@ -20,16 +20,15 @@ classes: if tutors get new labels right in them at least half as far beyond chan
 with labels train the average on true labels (`learn.alternate.corrected`). No tutor ever learns from a label that was
 guessed, so mistakes cannot feed themselves.
 
-Where labels are held out (`labels.held_out`, or a validation set at the server), the method can tell whether the second
-term helps. In the last round the first tutor and the shipped model sit an exam on held-out labels, and only counts
-leave a site (`learn.evidence`). If the first tutor is better beyond doubt, it is what is shipped. The report tells the
-difference and its interval. Labels have a part in it, because they correct the model in each round of the second term;
-a run without unlabeled images (`train.warmup=0.999`) tells how much.
+Where labels are held out (`labels.held_out`, or a validation set at the server), the method can tell whether unlabeled
+images help. Sites with labels then train a second model beside, from the first tutor on, in the same way but on labels
+alone. In the last round it and the shipped model sit an exam on held-out labels, and only counts leave a site
+(`learn.evidence`). If labels alone are better beyond doubt, their model is what is shipped. The report tells the
+difference and its interval.
 
 There is no paper. The manual has the equations, and `experiments/own/README.md` tells what was tried.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -45,7 +44,7 @@ from fewlabel.core.tasks import Asked, on_client, on_server, once
 from fewlabel.core.tree import Tree
 from fewlabel.learn import panel
 from fewlabel.learn.alternate import averaged, corrected, fine_tuned, trained
-from fewlabel.learn.evidence import Exam, Models, bounded, judged, sat, told
+from fewlabel.learn.evidence import Exam, Models, examined, sat, told
 from fewlabel.learn.optim import Local
 from fewlabel.learn.panel import Kept, Mistakes
 
@@ -56,8 +55,9 @@ class State:
     velocity: Tree  # what the study phase changed in the last round, momentum included
     tutors: tuple[Tree, ...]  # while they learn
     means: tuple[Tree, ...]  # of the tutors over the rounds of the first term
-    mistakes: Mistakes | None = None  # of the tutors, once a site with labels has answered
+    mistakes: Mistakes | None = None  # of the tutors
     informed: tuple[int, ...] = ()  # sites that keep the tutors' labels
+    alone: tuple[Tree, ...] = ()  # what labels alone make of the first tutor, and its mean over rounds, for the exam
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Tutor:
     epochs_unlabeled: Count = 3  # passes over unlabeled images in a round
     strong: bool = True  # sites study strong views, if tutors know classes in them; if false, weak ones
     server_momentum: Share = 0.5  # of the server, over rounds, in what sites without labels change
-    guard: bool = True  # where labels are held out: compare with the first tutor, and ship it if it is better
+    guard: bool = True  # where labels are held out: compare with labels alone, and ship them if they are better
     local: Local = Local(epochs=5, batch_size=32, lr=0.03)
 
     label_places = frozenset({SOME_CLIENTS, EVERY_CLIENT, SERVER})
@@ -127,23 +127,23 @@ class Tutor:
     def round(self, state: State, fed: Federation) -> State:
         first, epochs = panel.first_term(self, fed.rounds)
         if fed.round <= first:
-            return self.taught(state, fed, partial(Drill, rate=factor(fed.schedule, fed.round, first), epochs=epochs))
+            return self.taught(state, fed, factor(fed.schedule, fed.round, first), epochs)
         if state.tutors:  # the second term begins
             state = replace(state, model=state.means[0], tutors=())
-        if (self.shares or self.strong) and len(state.means) > 1 and not state.mistakes:  # or nobody has answered yet
-            state = replace(state, mistakes=self.marked(state, fed))
-        studied = first + 1 < fed.round and fed.unlabeled
-        if self.guard and studied and fed.round == fed.rounds and self.did_harm(state, fed):
-            fed.shipped = None  # so that the first tutor is shipped as it is, and not in a mean over rounds
-            return replace(state, model=state.means[0])
-        return self.studied(state, fed, factor(fed.schedule, fed.round - first, fed.rounds - first))
+            if (self.shares or self.strong) and len(state.means) > 1:
+                state = replace(state, mistakes=self.marked(state, fed))
+        rate = factor(fed.schedule, fed.round - first, fed.rounds - first)
+        if self.guard and fed.held_out and fed.unlabeled:
+            if state.alone and fed.round == fed.rounds and self.did_harm(state, fed):
+                fed.shipped = None  # so that labels alone are shipped as they are, and not in a mean over rounds
+                return replace(state, model=state.alone[1])
+            state = replace(state, alone=self.went_on(state, fed, rate))
+        return self.studied(state, fed, rate)
 
-    def taught(self, state: State, fed: Federation, drill: Callable[..., Drill]) -> State:
+    def taught(self, state: State, fed: Federation, rate: float, epochs: int) -> State:
         """Let the tutors learn from labels. The first learns all of them, and is shipped until the second term."""
-        numbered = enumerate(state.tutors)
-        tutors = tuple(corrected(fed, one, self.correct, partial(drill, tutor=number)) for number, one in numbered)
-        decay = min(0.8, 1 - 1 / fed.round)  # of the mean over rounds, as in the recipe
-        means = tuple(tree.mean([(decay, old), (1 - decay, new)]) for old, new in zip(state.means, tutors, strict=True))
+        tutors = tuple(self.on_labels(one, fed, rate, epochs, number) for number, one in enumerate(state.tutors))
+        means = tuple(panel.over_rounds(fed, old, new) for old, new in zip(state.means, tutors, strict=True))
         return replace(state, model=tutors[0], tutors=tutors, means=means)
 
     def marked(self, state: State, fed: Federation) -> Mistakes | None:
@@ -162,19 +162,23 @@ class Tutor:
         jobs = [(one, known if one.id in state.informed else new) for one, _ in broadcast(chosen, None)]
         found = fed.mean(self.learn, jobs, state.model, weight=lambda reply: reply.upload.images)
         state = averaged(state, found, self.server_momentum)
-        model = corrected(fed, state.model, self.correct, partial(Drill, rate=rate, epochs=self.local.epochs))
+        model = self.on_labels(state.model, fed, rate, self.local.epochs)
         # A site that did not answer may have no labels, or other images: it gets the tutors again.
         informed = {*state.informed} - {one.id for one in chosen} | {reply.client.id for reply in found.replies}
         return replace(state, model=model, informed=tuple(sorted(informed)))
 
+    def on_labels(self, model: Tree, fed: Federation, rate: float, epochs: int, tutor: int = 0) -> Tree:
+        return corrected(fed, model, self.correct, partial(Drill, rate=rate, epochs=epochs, tutor=tutor))
+
+    def went_on(self, state: State, fed: Federation, rate: float) -> tuple[Tree, ...]:
+        """Train labels alone beside: what the second term would be without unlabeled images."""
+        model, mean = state.alone or (state.means[0],) * 2
+        new = self.on_labels(model, fed, rate, self.local.epochs)
+        return new, panel.over_rounds(fed, mean, new)
+
     def did_harm(self, state: State, fed: Federation) -> bool:
-        """Compare what is shipped with the first tutor, as both were before this round."""
-        models = Models(fed.shipped or state.model, state.means[0])
-        exams = [bounded(one.upload, one.counts) for one in fed.run(self.sit_exam, broadcast(fed.labeled, models))]
-        own = [*fed.map(self.sit_exam, [models])] if fed.server.validation or fed.server.held_out else []
-        found = judged(exams, own)
-        fed.log(**found)
-        return bool(found.get("given_up"))
+        """Compare what is shipped with labels alone, as both were before this round."""
+        return examined(fed, self.sit_exam, Models(fed.shipped or state.model, state.alone[bool(fed.shipped)]))
 
     @on_client
     def learn(self, site: Site[Kept], msg: Lesson) -> Update | None:
