@@ -37,6 +37,8 @@ class Mistakes:
             # One by one first: a sum of large numbers may wrap around.
             if (counts < 0).any() or (counts > labels).any() or int(counts.sum()) > labels:
                 raise ValueError(f"its counts of mistakes are below 0, or of more labels than the {labels} that it has")
+        if self.strong.any() and not torch.equal(self.strong.sum(0), self.counts.sum(0)):
+            raise ValueError("its counts of mistakes in strong views are not of the same labels as those in weak views")
 
 
 @dataclass(frozen=True)

@@ -365,6 +365,10 @@ def test_a_site_cannot_claim_more_mistakes_than_it_has_labels():
     asked = Asked(ClientInfo(0, 5, 0), 2)
     good = torch.tensor([[3, 1], [0, 1]])
     Mistakes(good, good).check_answer(asked)
+    Mistakes(good, torch.tensor([[0, 1], [3, 1]])).check_answer(asked)  # the same labels, more of them wrong
+    Mistakes(good, torch.zeros_like(good)).check_answer(asked)  # nobody asked for strong views
+    with pytest.raises(ValueError, match="not of the same labels"):
+        Mistakes(good, torch.tensor([[2, 0], [0, 2]])).check_answer(asked)
     for counts in ([[3, 1], [1, 1]], [[-1, 1], [1, 1]], [[2**62, 2**62], [2**62, 2**62]]):
         with pytest.raises(ValueError, match="the 5 that it has"):
             Mistakes(torch.tensor(counts), good).check_answer(asked)
