@@ -71,6 +71,8 @@ def run_table(run: Run, brackets: bool = False) -> Table:
         ]
     notes = conclusions(run.experiment.method, run.rounds)
     notes += ["Metrics are on the test set, in percent. Costs add up from round 1 to the column's round."]
+    if epsilon := max((line.get("epsilon", 0) for line in run.rounds), default=0):
+        notes.append(f"Differential privacy of each image: a site spent epsilon {epsilon:.3g} at most.")
     if any(counts):
         notes.append(intervals.about(1))
     if run.last and predicts_one_class(run.last):
