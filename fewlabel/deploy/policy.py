@@ -143,7 +143,7 @@ def objections(policy: Policy, experiment: Experiment, labeled: int | None = Non
         yield f"its weights leave only in masked sums, and clients.sums = '{experiment.clients.sums}' (masked)"
     if not policy.held_out and experiment.labels.held_out:
         share = experiment.labels.held_out
-        yield f"no exact counts over held-out labels leave it, and labels.held_out = {share:g} (held_out)"
+        yield f"no exact counts over held-out labels leave it: set labels.held_out = 0, not {share:g} (held_out)"
     if policy.most_rounds is not None and experiment.rounds > policy.most_rounds:
         yield f"it takes part for {policy.most_rounds} rounds, and rounds = {experiment.rounds} (most_rounds)"
     passes = most_passes(experiment) if labeled else None  # without labels it may be fewer

@@ -29,6 +29,9 @@ from fewlabel.learn.budget import Privacy
 from fewlabel.learn.optim import Optimizer
 
 B = TypeVar("B")
+ONE_KIND = (
+    "privacy.epsilon is for sites that train on one kind of images, labeled or not; fedavg takes the labeled ones"
+)
 Steps = tuple[float, float, int]  # noise multiplier, probability of each image, number of such steps
 
 
@@ -102,7 +105,7 @@ class Guard:
         steps = math.ceil(images / size)
         noise = noise_multiplier(self.privacy, probability, self.passes * steps)
         if self._plan not in (None, (images, probability, noise)):
-            raise BadInput("privacy.epsilon is for sites that train on one kind of images, labeled or not")
+            raise BadInput(ONE_KIND)
         if self._plan is None and self.task:  # before anything is computed, so that nothing is spent for nothing
             check_budget(with_steps(self.history, probability, noise, self.task * steps), self.privacy)
         self._plan = images, probability, noise
@@ -126,7 +129,7 @@ class Guard:
                 if not model.training:
                     model.train()
                 if len(self._drawn) != 1:  # one image's place in two batches would mix it with two others
-                    raise BadInput("privacy.epsilon is for sites that train on one kind of images, labeled or not")
+                    raise BadInput(ONE_KIND)
                 value, drawn = loss(batch), self._drawn.popleft()
                 for parameter in optimizer.parameters:
                     parameter.grad = parameter.grad_sample = None  # type: ignore[attr-defined]

@@ -96,7 +96,7 @@ def build(
         network = architecture.build(in_channels, num_classes, image_size, **options)
     if norm == "group":
         if not any(isinstance(module, nn.BatchNorm2d | nn.GroupNorm) for module in network.modules()):
-            raise BadInput(f"{name} has no BatchNorm2d to replace; set model.norm = 'batch'.")
+            raise BadInput(f"{name} has no BatchNorm2d, so there is nothing to replace; leave model.norm out.")
         replace(network, nn.BatchNorm2d, group_norm)
     return network
 

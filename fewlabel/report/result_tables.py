@@ -1,5 +1,6 @@
 """The tables of results: of one run, and of rows side by side between their floor and their ceiling."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,8 @@ def run_table(run: Run, brackets: bool = False) -> Table:
         ]
     notes = conclusions(run.experiment.method, run.rounds)
     notes += ["Metrics are on the test set, in percent. Costs add up from round 1 to the column's round."]
+    if epsilon := max((line.get("epsilon", 0) for line in run.rounds), default=0):
+        notes.append(f"Differential privacy of each image: a site spent epsilon {epsilon:.3g} at most.")
     if any(counts):
         notes.append(intervals.about(1))
     if run.last and predicts_one_class(run.last):
@@ -270,13 +273,14 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
     yield from about_images(rows)
     yield "Sent: upload plus download; the percentage compares it with FedAvg for as many local trainings."
     yield from warnings(groups, rows)
+    yield from about_conclusions(rows)
 
 
 def main_notes(groups: Sequence[Group]) -> Iterator[str]:
     """Yield at most three notes: what the numbers are, what columns mean, and what makes rows hard to compare."""
     rows = distinct_rows(groups)
     yield f"{about_rounds(groups, rows)} {about_recipes([row.experiment for row in rows])}"
-    for part in ([*about_gap(groups), *about_images(rows)], list(warnings(groups, rows))):
+    for part in ([*about_gap(groups), *about_images(rows)], [*warnings(groups, rows), *about_conclusions(rows, False)]):
         if part:
             yield " ".join(part)
 
@@ -299,6 +303,20 @@ def warnings(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
         for run in row.results:
             if run.ended:
                 yield f"* {row.label}, seed {run.seed}: {run.ended}"
+
+
+def about_conclusions(rows: Sequence[Row], every: bool = True) -> Iterator[str]:
+    """Tell what methods conclude about their own runs: of each seed, or in short if there are several."""
+    for row in rows:
+        found = [(run.seed, text) for run in row.results for text in conclusions(run.experiment.method, run.rounds)]
+        if every or len(found) < 2:
+            yield from (f"{row.label}, seed {seed}: {text}" for seed, text in found)
+        else:
+            seeds = defaultdict[str, list[int]](list)
+            for seed, text in found:
+                seeds[text.partition(": ")[0]].append(seed)
+            each = (f"{text} (seed{'s'[: len(of) > 1]} {', '.join(map(str, of))})" for text, of in seeds.items())
+            yield f"{row.label}: {'. '.join(each)}."
 
 
 def about_images(rows: Sequence[Row]) -> Iterator[str]:

@@ -7,11 +7,12 @@ called that. Balanced accuracy counts here, because few labels are rarely of all
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from fewlabel.core.described import conclusions
 from fewlabel.engine.record import FEW
 from fewlabel.report.findings import findings, guesses, in_last_round, odd_updates, too_few_rounds
 from fewlabel.report.groups import EVERY_LABEL, Group
 from fewlabel.report.intervals import ENOUGH, Difference, Interval, in_words
-from fewlabel.report.result_tables import about_unequal_work
+from fewlabel.report.result_tables import about_conclusions, about_unequal_work
 from fewlabel.report.runs import CEILING, FLOOR, Row, Run
 from fewlabel.report.tables import percent
 
@@ -173,6 +174,7 @@ def about_group(group: Group) -> Iterator[str]:
     yield from about_others(group, best)
     yield from about_guessing(group)
     yield from about_unequal_work([group])
+    yield from about_conclusions(group.rows, every=False)
     if best:
         yield from hardest(best, label_in(group, best))
         yield from about_labels(best.results)
@@ -259,6 +261,7 @@ def about_certainty(rows: Sequence[Row]) -> str:
 def about_run(run: Run) -> Iterator[str]:
     """Yield the findings about a single run."""
     row = Row(run.name, (run,))
+    yield from conclusions(run.experiment.method, run.rounds)
     last, chosen = run.last, run.chosen
     if last and chosen and chosen["round"] != last["round"] and "test" in last and "test" in chosen:
         now, then = last["test"].get(KEY), chosen["test"].get(KEY)

@@ -57,7 +57,7 @@ def test_a_fresh_policy_lets_no_exact_statistics_leave(tmp_path):
 OBJECTIONS = {
     "held out": (
         {"held_out": False},
-        "no exact counts over held-out labels leave it, and labels.held_out = 0.1 (held_out)",
+        "no exact counts over held-out labels leave it: set labels.held_out = 0, not 0.1 (held_out)",
     ),
     "methods": ({"methods": ("rscfed",)}, "its methods are rscfed, and this is fedavg (methods)"),
     "networks": ({"networks": ("resnet18",)}, "its networks are resnet18, and this is simple-cnn (networks)"),

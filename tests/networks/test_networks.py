@@ -240,7 +240,9 @@ def test_group_norm_leaves_no_batch_norm_and_no_buffers(name: str) -> None:
 
 
 def test_group_norm_is_refused_where_there_is_no_batch_norm() -> None:
-    with pytest.raises(BadInput, match=r"simple-cnn has no BatchNorm2d to replace; set model\.norm = 'batch'"):
+    with pytest.raises(
+        BadInput, match=r"simple-cnn has no BatchNorm2d, so there is nothing to replace; leave model\.norm out"
+    ):
         build("simple-cnn", 3, 10, 32, norm="group")
 
 

@@ -92,6 +92,12 @@ def test_a_real_run_is_read_as_its_summary_has_it(real: list[Result]) -> None:
         )
 
 
+def test_the_table_of_a_run_tells_how_much_privacy_was_spent(made: Any) -> None:
+    private = made(EXPERIMENT, [line(1, 0.5, epsilon=3.0), line(2, 0.6, epsilon=7.988)]).table().notes
+    assert "Differential privacy of each image: a site spent epsilon 7.99 at most." in private
+    assert not [note for note in made(EXPERIMENT, [line(1, 0.5)]).table().notes if "privacy" in note]
+
+
 def test_the_table_of_a_real_run_shows_the_numbers_of_its_summary(real: list[Result]) -> None:
     result = real[0]
     assert result.summary is not None

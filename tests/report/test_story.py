@@ -257,6 +257,23 @@ def test_unequal_work_is_a_finding(made: Made) -> None:
     assert "Unequal work: cbafed trained on 10.0 times as many images as labels-only." in told(floor, best).findings
 
 
+def test_what_a_method_concludes_about_its_own_runs_is_a_finding(made: Made) -> None:
+    def tutor(seed: int, low: float) -> Result:
+        gain = {"gain": 0.05, "gain_low": low, "gain_high": 0.09, "gain_images": 90.0, "given_up": 0.0}
+        return made("tutor", counts(80, 80, 80), seed=seed, more=gain)
+
+    floors = [made("labels-only", counts(70, 70, 70), seed=seed) for seed in (0, 1, 2)]
+    runs = [tutor(0, -0.01), tutor(1, 0.01), tutor(2, -0.02)]
+    short = "tutor: Unlabeled images may or may not have helped (seeds 0, 2). Unlabeled images helped (seed 1)."
+    assert short in told(*floors, *runs).findings
+    (main,), (every,) = (Comparison([*floors, *runs]).tables(every=every) for every in (False, True))
+    assert any(short in note for note in main.notes)
+    whole = "Unlabeled images helped: +5.0 points of balanced accuracy against the same training without them"
+    assert any(note.startswith(f"tutor, seed 1: {whole}") for note in every.notes)
+    assert any(finding.startswith(f"tutor, seed 1: {whole}") for finding in told(floors[1], runs[1]).findings)
+    assert story_of_run(runs[1]).findings[0].startswith(whole)
+
+
 def test_several_settings_are_told_one_by_one(made: Made) -> None:
     few, many = (Experiment(rounds=5, clients=Clients(count=n)) for n in (5, 10))
     story = told(
