@@ -150,8 +150,8 @@ class Nodes:
 
     @property
     def refusals(self) -> str:
-        """Say who is refused and why."""
-        return "".join(f"; {self.called(node)} is refused: {text}" for node, text in self.refused.items())
+        """Say who refuses or is refused, and why."""
+        return "".join(f"; {self.called(node)} {in_words(text)}" for node, text in self.refused.items())
 
     def called(self, node: int) -> str:
         """Name the client whose key a node has, or say that nobody knows."""
@@ -165,6 +165,12 @@ class Nodes:
         if not nodes:
             raise Absent("it is not connected")
         return nodes[0]
+
+
+def in_words(refusal: str) -> str:
+    """Say who does not want: the site itself, or the server."""
+    own = refusal.removeprefix("it refused: ")
+    return f"is refused: {refusal}" if own == refusal else f"refuses: {own}"
 
 
 @dataclass

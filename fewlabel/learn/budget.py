@@ -34,6 +34,5 @@ def check(experiment: Any, per_image: bool) -> None:
         "labels.held_out lets exact counts leave; leave it out": experiment.labels.held_out > 0,
         "a stream changes how many images a site has; leave it out": experiment.stream is not None,
     }
-    for sentence, wrong in why.items():
-        if wrong:
-            raise BadInput(f"privacy.epsilon = {experiment.privacy.epsilon:g}: {sentence}")
+    if found := [sentence for sentence, wrong in why.items() if wrong]:
+        raise BadInput(f"privacy.epsilon = {experiment.privacy.epsilon:g}: {'; '.join(found)}")

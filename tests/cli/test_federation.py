@@ -386,7 +386,7 @@ def test_a_site_decides_what_runs(tmp_path: Path) -> None:
             session.begin(f"join{n}", f"site join site-{n} --yes", f"joined as client {n} of 'fed'")
         told = session.run(f"{run.format('fast', 15)} --set method.local.lr=1.0", 3)
         why = "the policy of this site does not allow it: its largest learning rate is 0.1, and method.local.lr = 1"
-        assert f"'s0' is refused: it refused: {why}" in told
+        assert f"'s0' refuses: {why}" in told
         session.until_said("join0", f"refused info: {why}")
 
         file = tmp_path / "site-0" / "policy.toml"

@@ -296,11 +296,11 @@ def test_whoever_waits_is_told_which_sites_are_there(fedavg, tmp_path):
     whole, data = fedavg
     here, said = local_grid(data, tmp_path / "state"), []
     here.configs[7003] = here.configs[7003] | {"methods": "fedirm"}
-    with pytest.raises(RunFailed, match=r"3 of 4 sites were there after 0\.5 s; a site .* is refused"):
+    with pytest.raises(RunFailed, match=r"3 of 4 sites were there after 0\.5 s; a site .* refuses: this site"):
         serve(here, federate(whole, data, tmp_path / "run", patience=0.5), say=said.append)
     assert said == [
-        "3 of 4 sites are there; waiting for client 3; a site without a member's key (Flower's node 7003) is refused: "
-        "it refused: this site takes part in fedirm, and fedavg sends something else"
+        "3 of 4 sites are there; waiting for client 3; a site without a member's key (Flower's node 7003) refuses: "
+        "this site takes part in fedirm, and fedavg sends something else"
     ]
 
 
