@@ -15,7 +15,7 @@ from tests.deploy.federated import lines, simulated, weights
 
 @pytest.mark.slow
 def test_tutor_with_one_labeled_site_of_three_gives_the_bits_of_the_simulator(tmp_path: Path) -> None:
-    """Tutors learn for two rounds and label in the third; the fourth has the exam on labels that the site holds out."""
+    """Tutors learn in the first round and label in the second. The fourth has the exam, on labels the site kept."""
     session = Session(tmp_path)
     session.set_up(sites=3, rounds=4, more="[labels]\nclients = 1\nheld_out = 0.25\n", method="tutor")
     for policy in tmp_path.glob("site-*/policy.toml"):  # counts over held-out labels leave a site by its leave alone
@@ -32,7 +32,8 @@ def test_tutor_with_one_labeled_site_of_three_gives_the_bits_of_the_simulator(tm
         session.end()
     assert [processes.marked(tmp_path / name) for name in ("fed", "site-0", "site-1", "site-2")] == [[]] * 4
     found = read_rounds(tmp_path / "run")
-    assert [line["replies"] for line in found] == [5, 5, 4, 4]  # 5 tutors; then 2 lessons, a correction, and one count
+    # 5 tutors; then labels alone, 2 lessons and a correction, once with the count of mistakes, and once with the exam.
+    assert [line["replies"] for line in found] == [5, 1 + 4, 4, 4 + 1]
     assert found[-1]["gain_images"] > 0
     print([round(line["seconds"], 1) for line in found], "s,", {k: v for k, v in found[-1].items() if "gain" in k})
     simulated(load(tmp_path / "run" / "experiment.toml"), tmp_path / "simulated")
