@@ -172,7 +172,7 @@ class Tutor:
 
     def went_on(self, state: State, fed: Federation, rate: float) -> tuple[Tree, ...]:
         """Train labels alone beside: what the second term would be without unlabeled images."""
-        model, mean = state.alone or (state.means[0],) * 2
+        model, mean = state.alone or (state.model, fed.shipped or state.model)  # until now it has seen labels alone
         new = self.on_labels(model, fed, rate, self.local.epochs)
         return new, panel.over_rounds(fed, mean, new)
 

@@ -500,6 +500,9 @@ def test_labels_alone_go_on_from_the_first_tutor_beside_the_study():
     assert (moved(model), moved(mean)) == approx((steps(1), steps(1) / 5))  # decay 0.8
     model, mean = map(Model, PLAIN.round(after, serving(*sites)).alone)
     assert (moved(model), moved(mean)) == approx((steps(2), 0.8 * steps(1) / 5 + steps(2) / 5))
+    # With a longer warm-up (train.warmup), labels alone go on from where they are, and not from the first tutor.
+    later = PLAIN.round(second_term(START, OTHER), serving(*sites))
+    assert moved(Model(later.alone[0])) == approx(steps(1))
     without_guard = replace(PLAIN, guard=False), sites
     nothing_held_out = PLAIN, (site(0, unlabeled=[1, 1]), site(1, [(1, 0)]))
     no_unlabeled_images = PLAIN, (holding_out(site(1, [(1, 0)]), (1, 0)),)
