@@ -196,4 +196,5 @@ def show_end(state: dict[str, Any]) -> None:
         print(state["advice"])
     for one in state["disagreements"]:
         print(f"different labels: {one['path']}: {', '.join(f'{who} {name}' for who, name in one['labels'].items())}")
-    print(f"to train with them: --set labels.file={shlex.quote(state['file'])}")
+    if any(one["count"] for one in state["classes"]):
+        print(f"to train with them: --set labels.file={shlex.quote(state['file'])}")

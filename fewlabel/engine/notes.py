@@ -8,6 +8,7 @@ import numpy as np
 from fewlabel.core.described import needs_unlabeled
 from fewlabel.data.labels import known
 from fewlabel.data.own.listing import counted
+from fewlabel.engine.executor import SERVER_ID
 from fewlabel.engine.record import FEW
 from fewlabel.engine.world import World
 from fewlabel.experiment import Clients, Experiment, Labels, is_own
@@ -36,6 +37,7 @@ def count_labels(world: World) -> dict[str, Any]:
         "labeled_clients": sum(len(one.labeled) > 0 for one in shares),
         "labeled": len(labeled),
         "at_server": len(dealt.server),
+        "held_out": sum(len(world.divided(client)[1]) for client in (SERVER_ID, *dealt.clients)),
         "validation": len(dealt.validation),
         "hidden": hidden,
         "unknown": unlabeled - hidden,
@@ -49,12 +51,15 @@ def about_labels(world: World, labels: dict[str, Any]) -> Iterator[str]:
     images = labels["labeled"] + labels["hidden"] + labels["unknown"]
     who = ["the server"] if labels["at_server"] else []
     if holders:
-        who.append(f"all {clients:,} clients" if holders == clients else f"{holders:,} of {counted(clients, 'client')}")
+        every = f"all {clients:,} clients" if clients > 1 else "the only client"
+        who.append(every if holders == clients else f"{holders:,} of {counted(clients, 'client')}")
     whole = images == labels["labeled"]
     sentence = f"Labels: {' and '.join(who)}, "
     sentence += f"all {images:,} images" if whole else f"{labels['labeled']:,} of {images:,} images"
     if added := world.partition.added.shape[1]:
         sentence += f", {added:,} of them by labels.file"
+    if labels["held_out"]:
+        sentence += f"; {labels['held_out']:,} of them are held out (labels.held_out)"
     if labels["unknown"]:
         sentence += f"; {counted(labels['unknown'], 'image')} came without one"
     if labels["hidden"]:

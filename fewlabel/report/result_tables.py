@@ -18,6 +18,7 @@ GUESS = (
     f"balanced accuracy is less than {100 * GUESSING:.0f} points above that of a model that gives every image the same "
     "class"
 )
+FEW_TO_CHOOSE = 100  # validation images below which the round that they choose gets a note
 MOST_SETTINGS = 3  # to name for a row
 UNEQUAL = 0.5  # a row whose work differs from the floor's by more than this share gets a note
 
@@ -60,7 +61,7 @@ def run_table(run: Run, brackets: bool = False) -> Table:
         rows += [
             ("sent by clients, MB", *(megabytes(s["bytes_up"]) for s in spent)),
             ("sent to clients, MB", *(megabytes(s["bytes_down"]) for s in spent)),
-            ("both, % of FedAvg", *(f"{100 * s['bytes_of_fedavg']:.0f}" for s in spent)),
+            ("a reply, % of FedAvg's", *(f"{100 * s['bytes_of_fedavg']:.0f}" for s in spent)),
             ("replies", *(f"{s['replies']} of {s['asked']}" for s in spent)),
             *(
                 (f"images trained on, {kind}", *(f"{s[f'images_{kind}']:,}" for s in spent))
@@ -75,6 +76,8 @@ def run_table(run: Run, brackets: bool = False) -> Table:
         notes.append(f"Differential privacy of each image: a site spent epsilon {epsilon:.3g} at most.")
     if any(counts):
         notes.append(intervals.about(1))
+    if run.chosen and 0 < (few := run.chosen["validation"].get("images", 0)) < FEW_TO_CHOOSE:
+        notes.append(f"Only {few} images chose the round on validation, so luck has a say: trust the last round more.")
     if run.last and predicts_one_class(run.last):
         notes.append("The model predicts the same class for every image.")
     elif run.last and guesses(run.last.get("test", {})):

@@ -60,6 +60,13 @@ def test_shares_explain_predictions_by_known_mistakes():
     assert step.tolist() == pytest.approx([0.75 * 2 / 3, 0.75 / 3 + 0.25], abs=1e-4)
 
 
+def test_em_takes_200_steps_even_where_it_is_slow():
+    # All images are predicted as class 0, and so are 99 % of class 1. A step divides the odds of class 1 by 1 / 0.99.
+    mistakes = torch.tensor([[100, 99], [0, 1]])
+    found = explained(torch.tensor([1.0, 0.0]), mistakes, smoothing=0.0)
+    assert float(found[0]) == pytest.approx(1 / (1 + 0.99**200))
+
+
 def test_few_labels_are_smoothed_by_what_is_usual():
     # Three of four labels are right. Class 1 has one label, which was wrong; with two more like all, it is right in
     # 1.5 of 3 cases, and class 0 in 4.5 of 5. Predictions like those of half and half: (0.9 + 0.5) / 2.

@@ -126,12 +126,23 @@ def test_metrics_are_of_the_last_and_of_the_chosen_round_and_costs_up_to_it(made
         ("pseudo-labels: precision", "100.0", "–"),
         ("sent by clients, MB", "3", "1"),
         ("sent to clients, MB", "1.5", "0.5"),
-        ("both, % of FedAvg", "50", "50"),
+        ("a reply, % of FedAvg's", "50", "50"),
         ("replies", "9 of 12", "3 of 4"),
         ("images trained on, labeled", "0", "0"),
         ("images trained on, unlabeled", "0", "0"),
         ("seconds", "6.0", "2.0"),
     )
+
+
+def test_a_choice_by_few_validation_images_is_said_to_be_partly_luck(made: Any) -> None:
+    def luck(images: int) -> list[str]:
+        lines = [line(number, 0.5, 0.6) for number in (1, 2)]
+        for one in lines:
+            one["validation"]["images"] = images
+        return [note for note in made(EXPERIMENT, lines).table().notes if "luck" in note]
+
+    assert luck(100) == []
+    assert luck(99) == ["Only 99 images chose the round on validation, so luck has a say: trust the last round more."]
 
 
 def test_recalls_of_many_classes_are_left_out(made: Any) -> None:
