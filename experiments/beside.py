@@ -31,6 +31,12 @@ def box() -> dict[str, Rows]:
     return {NAMES[said["of"]]: found.get(cell, {}) for cell, said in plan.content(plan.BOX)["cells"].items()}
 
 
+def digits() -> dict[str, Rows]:
+    """Return the lines on digits, by where the labels are."""
+    found = cells(plan.DIGITS)
+    return {f"digits, {cell} of ten labeled": found.get(cell, {}) for cell in plan.content(plan.DIGITS)["cells"]}
+
+
 def tuned() -> dict[str, Rows]:
     """Return the lines of the main tables, by data set."""
     return {NAMES[table]: cells(table).get("", {}) for table in plan.MAIN}
@@ -100,8 +106,14 @@ def interval(lines: Sequence[Line]) -> str:
     return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
-def seeds_of(lines: Sequence[Line], wanted: int | None = None) -> str:
-    wanted = len(plan.SEEDS) if wanted is None else wanted
+def wanted_seeds(lines: Sequence[Line]) -> int:
+    """How many seeds a row has at the end, by the table that its lines are of."""
+    table = lines[0]["table"]
+    return len(plan.content(table).get("seeds", plan.SEEDS) if table in plan.EVERY else plan.SEEDS)
+
+
+def seeds_of(lines: Sequence[Line]) -> str:
+    wanted = wanted_seeds(lines)
     return "" if len(lines) == wanted else f" ({len(lines)} of {wanted} seeds)"
 
 
@@ -127,7 +139,7 @@ def points(difference: intervals.Difference | None) -> str:
 
 def is_whole(rows_here: Rows, row: str) -> bool:
     """True if a row and labels alone have all seeds. Nothing is concluded about other rows."""
-    return all(len(rows_here.get(one, ())) == len(plan.SEEDS) for one in (FLOOR, row))
+    return all((lines := rows_here.get(one)) and len(lines) == wanted_seeds(lines) for one in (FLOOR, row))
 
 
 def side(rows_here: Rows, row: str) -> str:

@@ -21,6 +21,7 @@ from experiments.beside import (
     box,
     cells,
     closed,
+    digits,
     first_and_last,
     interval,
     is_method,
@@ -35,9 +36,10 @@ from experiments.beside import (
     surely,
     tuned,
     wanted_rows,
+    wanted_seeds,
 )
 from experiments.findings import choice, conclusion, why
-from experiments.plan import BOX, EVERY, MAIN, SCORE, Tuning, content, rows
+from experiments.plan import BOX, DIGITS, EVERY, MAIN, SCORE, Tuning, content, rows
 from fewlabel.papers.tables import read_table
 from fewlabel.report.runs import CEILING, FLOOR
 from fewlabel.report.tables import Spread, Table
@@ -86,7 +88,11 @@ def section(name: str) -> str:
         "tuning": lambda: "\n".join(filter(None, map(tuning, MAIN))),
         **{f"numbers-{method}": lambda method=method: numbers(method) for method in rows()},
         **{table: lambda table=table: main_table(table) for table in MAIN},
-        **{f"o-{cell}": lambda cell=cell: main_table(BOX, cell) for cell in content(BOX)["cells"]},
+        **{
+            f"{table[0]}-{cell}": lambda table=table, cell=cell: main_table(table, cell)
+            for table in (BOX, DIGITS)
+            for cell in content(table)["cells"]
+        },
     }
     return sections[name]() if name in sections else by_cell(name)
 
@@ -126,9 +132,9 @@ def coming(page: str) -> str:
     return f"Still to come, by [the protocol](PROTOCOL.md#tables): {'; '.join(names)}."
 
 
-def with_seeds(lines: Sequence[Line], wanted: int | None = None) -> str:
+def with_seeds(lines: Sequence[Line]) -> str:
     """A score, with how many seeds it has if not all."""
-    return f"{shown(lines)}{seeds_of(lines, wanted)}" if lines else NONE
+    return f"{shown(lines)}{seeds_of(lines)}" if lines else NONE
 
 
 def table_of(title: str, columns: Sequence[str], body: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
@@ -146,7 +152,7 @@ def still_to_run(found: Rows, wanted: Sequence[str]) -> str:
     """Name the rows of a table that have no line, or not all seeds."""
     names = [row for row in wanted if not found.get(row)]
     for row, lines in found.items():
-        if missing := len(plan.SEEDS) - len(lines):
+        if missing := wanted_seeds(lines) - len(lines):
             names.append(f"{missing} seed{'s' * (missing > 1)} of {row}")
     return f"Still to run: {', '.join(names)}.\n" if names else ""
 
@@ -158,7 +164,8 @@ def main_table(table: str, cell: str = "") -> str:
     """One main table: what it says, what one needs to decide, what is still to run, a plot, and the rest."""
     found, title = cells(table).get(cell, {}), content(table)["title"]
     if cell:
-        title = f"{content(content(table)['cells'][cell]['of'])['title'].split(' ', 1)[1]}: nothing tuned"
+        said = content(table)["cells"][cell]
+        title = f"{said.get('title') or content(said['of'])['title'].split(' ', 1)[1]}: nothing tuned"
     if not found:
         return ""
     wanted = wanted_rows(table)
@@ -309,7 +316,7 @@ def marked(rows_here: Rows, row: str) -> str:
 def numbers(method: str) -> str:
     """A method between floor and ceiling in each main table, for its own page."""
     body = []
-    for settings, tables in (("recipe's", box()), ("tuned", tuned())):
+    for settings, tables in (("recipe's", {**box(), **digits()}), ("tuned", tuned())):
         for name, found in tables.items():
             if found.get(method) and found.get(FLOOR):
                 version = "" if found[method][0]["method"] == method else found[method][0]["method"]
@@ -452,10 +459,7 @@ def by_cell(table: str) -> str:
     base = cells(content(table)["of"]).get("", {}) if "best" in content(table) else {}
     shown_cells = {**found, **({"as in (a)": base} if base else {})}
 
-    seeds = len(content(table).get("seeds", plan.SEEDS))
-    body = tuple(
-        (row, *(with_seeds(rows_here.get(row, ()), seeds) for rows_here in shown_cells.values())) for row in names
-    )
+    body = tuple((row, *(with_seeds(rows_here.get(row, ())) for rows_here in shown_cells.values())) for row in names)
     words, missing = [], []
     for cell, said in content(table).get("cells", {"": {}}).items():
         if not (rows_here := found.get(cell)):

@@ -82,7 +82,22 @@ only = ["labels-only", "rscfed"]
 of = "a-blood"
 """
 
-FILES = {"rows": ROWS, "o-box": BOX, "a-blood": TABLE, "g-parts": PARTS, "i-labels": FEWER, "h-printed": PRINTED}
+DIGITS = """
+title = "(r) digits"
+seeds = [0]
+[cells.one]
+title = "one"
+"""
+
+FILES = {
+    "rows": ROWS,
+    "o-box": BOX,
+    "r-digits": DIGITS,
+    "a-blood": TABLE,
+    "g-parts": PARTS,
+    "i-labels": FEWER,
+    "h-printed": PRINTED,
+}
 
 
 def forget() -> None:
@@ -701,8 +716,10 @@ def test_methods_are_ranked_by_data_sets_that_they_share(monkeypatch: pytest.Mon
 
 
 def test_seeds_that_are_missing_are_shown_as_missing():
-    assert beside.seeds_of([{}, {}], 3) == " (2 of 3 seeds)"
-    assert beside.seeds_of([{}, {}, {}], 3) == ""
+    assert beside.seeds_of([{"table": "o-box"}] * 2) == " (2 of 3 seeds)"
+    assert beside.seeds_of([{"table": "o-box"}] * 3) == ""
+    assert beside.seeds_of([{"table": "r-digits"}] * 3) == " (3 of 5 seeds)"  # the table's own number
+    assert beside.seeds_of([{"table": "privacy"}] * 3) == ""  # which is no table of the plan
 
 
 @pytest.mark.parametrize("page", ["RESULTS.md", "which-method.md", "methods/tutor.md"])
