@@ -111,7 +111,8 @@ def given(table: str, row: str, cell: str = "") -> dict[str, Any]:
     """The experiment of a row, as a table for `read`."""
     about = content(table)
     if of := about.get("cells", {}).get(cell, {}).get("of"):
-        return dict(overlay(given(of, row), about.get("rows", {}).get(row, {})))
+        more = {key: value for key, value in about["cells"][cell].items() if key != "of"}
+        return dict(overlay(overlay(given(of, row), about.get("rows", {}).get(row, {})), more))
     parts = [about["experiment"], rows()[row], about.get("rows", {}).get(row, {}), about.get("cells", {}).get(cell, {})]
     if parts[-1].get("as_printed"):  # nothing of ours but the rounds
         parts[1:3] = [{}]
