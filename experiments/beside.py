@@ -37,6 +37,15 @@ def digits() -> dict[str, Rows]:
     return {f"digits, {cell} of ten labeled": found.get(cell, {}) for cell in plan.content(plan.DIGITS)["cells"]}
 
 
+def networks() -> dict[str, dict[str, Rows]]:
+    """Return the lines of the table of networks, by network and data set."""
+    found: dict[str, dict[str, Rows]] = {}
+    lines = cells(plan.NETWORKS)
+    for cell, said in plan.content(plan.NETWORKS)["cells"].items():
+        found.setdefault(cell.split()[-1], {})[NAMES[said["of"]]] = lines.get(cell, {})
+    return found
+
+
 def tuned() -> dict[str, Rows]:
     """Return the lines of the main tables, by data set."""
     return {NAMES[table]: cells(table).get("", {}) for table in plan.MAIN}

@@ -9,7 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from experiments import plan
-from experiments.beside import NAMES, NONE, Rows, above, box, is_method, is_own, is_whole, seeds_of, shown, side
+from experiments.beside import (
+    NAMES,
+    NONE,
+    Rows,
+    above,
+    box,
+    is_method,
+    is_own,
+    is_whole,
+    networks,
+    points,
+    seeds_of,
+    shown,
+    side,
+)
 from fewlabel.report.runs import CEILING, FLOOR
 from fewlabel.report.tables import Table
 
@@ -179,6 +193,24 @@ def why() -> str:
         "all sites with training on the labeled ones alone (balanced accuracy on test images, "
         f"{counted(len(plan.SEEDS))} seeds, nothing tuned). {told} {design}"
         "[All results](docs/RESULTS.md)."
+    )
+
+
+def network() -> str:
+    """What our own method gains with the larger network of table (q), where it has all seeds."""
+    name, tables = list(networks().items())[-1]
+    own = next(row for row in plan.rows() if is_own(row))
+    gains = {data: found for data, found in tables.items() if is_whole(found, own)}
+    if not gains:
+        return ""
+    each = joined(
+        f"{points(above(found, own))} on {data}{', by more than chance' if side(found, own) != 'level' else ''}"
+        for data, found in gains.items()
+    )
+    own_floor = joined(f"{shown(found[FLOOR])} % on {data}" for data, found in gains.items())
+    return (
+        f"**With a larger network**, `{name}`, which has GroupNorm, points of `{own}` above labels alone are {each} "
+        f"(labels alone: {own_floor}; {counted(len(plan.SEEDS))} seeds, nothing tuned)."
     )
 
 

@@ -89,9 +89,20 @@ seeds = [0]
 title = "one"
 """
 
+NETWORKS = """
+title = "(q) networks"
+only = ["labels-only", "tutor"]
+[cells."blood small"]
+of = "a-blood"
+[cells."blood large"]
+of = "a-blood"
+model.name = "small-resnet"
+"""
+
 FILES = {
     "rows": ROWS,
     "o-box": BOX,
+    "q-network": NETWORKS,
     "r-digits": DIGITS,
     "a-blood": TABLE,
     "g-parts": PARTS,
@@ -720,6 +731,24 @@ def test_seeds_that_are_missing_are_shown_as_missing():
     assert beside.seeds_of([{"table": "o-box"}] * 3) == ""
     assert beside.seeds_of([{"table": "r-digits"}] * 3) == " (3 of 5 seeds)"  # the table's own number
     assert beside.seeds_of([{"table": "privacy"}] * 3) == ""  # which is no table of the plan
+
+
+def test_what_a_larger_network_brings_our_own_is_told_where_all_seeds_are_there(tiny: Path):
+    def add(cell_name: str, row: str, seed: int, recalls: str) -> None:
+        lines.add({**run_line(row, seed, recalls), "table": "q-network", "cell": cell_name})
+
+    for seed in (0, 1):
+        add("blood small", FLOOR, seed, "0.5 0.5")
+        add("blood small", "tutor", seed, "0.6 0.6")
+        add("blood large", FLOOR, seed, "0.6 0.6")
+    add("blood large", "tutor", 0, "0.9 0.9")
+    assert render.section("network") == ""
+    add("blood large", "tutor", 1, "0.9 0.9")
+    assert re.sub(r"\(\+\d+.\d to \+\d+.\d\)", "(…)", render.section("network")) == (
+        "**With a larger network**, `large`, which has GroupNorm, points of `tutor` above labels alone are "
+        "+30.0 (…) on blood cells, by more than chance (labels alone: 60.0 ± 0.0 % on blood cells; two seeds, nothing "
+        "tuned)."
+    )
 
 
 @pytest.mark.parametrize("page", ["RESULTS.md", "which-method.md", "methods/tutor.md"])
