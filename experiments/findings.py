@@ -15,6 +15,7 @@ from experiments.beside import (
     Rows,
     above,
     box,
+    digits,
     is_method,
     is_own,
     is_whole,
@@ -23,6 +24,7 @@ from experiments.beside import (
     seeds_of,
     shown,
     side,
+    wanted_seeds,
 )
 from fewlabel.report.runs import CEILING, FLOOR
 from fewlabel.report.tables import Table
@@ -203,14 +205,26 @@ def network() -> str:
     gains = {data: found for data, found in tables.items() if is_whole(found, own)}
     if not gains:
         return ""
-    each = joined(
-        f"{points(above(found, own))} on {data}{', by more than chance' if side(found, own) != 'level' else ''}"
-        for data, found in gains.items()
+    return f"**With a larger network**, `{name}`, which has GroupNorm, {beside_floor(own, gains)}"
+
+
+def digits_too() -> str:
+    """What our own method gains on data by which nothing in it was chosen, where it has all seeds."""
+    own = next(row for row in plan.rows() if is_own(row))
+    gains = {data: found for data, found in digits().items() if is_whole(found, own)}
+    return f"**On data by which none of its settings was chosen**, {beside_floor(own, gains)}" if gains else ""
+
+
+def beside_floor(own: str, tables: Mapping[str, Rows]) -> str:
+    """Say by how much a row is above labels alone in each of these tables, and whether that may be chance."""
+    chance = {"above": "by more than chance", "below": "by more than chance", "level": "which may be chance"}
+    each = "; ".join(
+        f"{points(above(found, own))} on {data}, {chance[side(found, own)]} (labels alone have {shown(found[FLOOR])} %)"
+        for data, found in tables.items()
     )
-    own_floor = joined(f"{shown(found[FLOOR])} % on {data}" for data, found in gains.items())
+    seeds = wanted_seeds(next(iter(tables.values()))[own])
     return (
-        f"**With a larger network**, `{name}`, which has GroupNorm, points of `{own}` above labels alone are {each} "
-        f"(labels alone: {own_floor}; {counted(len(plan.SEEDS))} seeds, nothing tuned)."
+        f"`{own}` has these points more than labels alone: {each}. {counted(seeds).capitalize()} seeds, nothing tuned."
     )
 
 

@@ -111,7 +111,7 @@ def given(table: str, row: str, cell: str = "") -> dict[str, Any]:
     """The experiment of a row, as a table for `read`."""
     about = content(table)
     if of := about.get("cells", {}).get(cell, {}).get("of"):
-        more = {key: value for key, value in about["cells"][cell].items() if key != "of"}
+        more = {key: value for key, value in about["cells"][cell].items() if key not in ("of", *OWN_KEYS)}
         return dict(overlay(overlay(given(of, row), about.get("rows", {}).get(row, {})), more))
     parts = [about["experiment"], rows()[row], about.get("rows", {}).get(row, {}), about.get("cells", {}).get(cell, {})]
     if parts[-1].get("as_printed"):  # nothing of ours but the rounds

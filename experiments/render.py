@@ -38,7 +38,7 @@ from experiments.beside import (
     wanted_rows,
     wanted_seeds,
 )
-from experiments.findings import choice, conclusion, network, why
+from experiments.findings import choice, conclusion, digits_too, network, why
 from experiments.plan import BOX, DIGITS, EVERY, MAIN, SCORE, Tuning, content, rows
 from fewlabel.papers.tables import read_table
 from fewlabel.report.runs import CEILING, FLOOR
@@ -78,6 +78,7 @@ def section(name: str) -> str:
         "why": why,
         "choice": choice,
         "network": network,
+        "digits": digits_too,
         "gains": plots.gains,
         "overall-o": lambda: overall(box()),
         "overall": lambda: "\n".join(filter(None, [conclusion(tuned()), overall(tuned())])),

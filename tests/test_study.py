@@ -95,6 +95,7 @@ only = ["labels-only", "tutor"]
 [cells."blood small"]
 of = "a-blood"
 [cells."blood large"]
+title = "more"
 of = "a-blood"
 model.name = "small-resnet"
 """
@@ -745,10 +746,17 @@ def test_what_a_larger_network_brings_our_own_is_told_where_all_seeds_are_there(
     assert render.section("network") == ""
     add("blood large", "tutor", 1, "0.9 0.9")
     assert re.sub(r"\(\+\d+.\d to \+\d+.\d\)", "(…)", render.section("network")) == (
-        "**With a larger network**, `large`, which has GroupNorm, points of `tutor` above labels alone are "
-        "+30.0 (…) on blood cells, by more than chance (labels alone: 60.0 ± 0.0 % on blood cells; two seeds, nothing "
-        "tuned)."
+        "**With a larger network**, `large`, which has GroupNorm, `tutor` has these points more than labels alone: "
+        "+30.0 (…) on blood cells, by more than chance (labels alone have 60.0 ± 0.0 %). Two seeds, nothing tuned."
     )
+    for seed in (0, 1):
+        add("blood large", "tutor", seed, "0.61 0.6")
+    assert "on blood cells, which may be chance" in render.section("network")
+
+
+def test_a_cell_adds_its_settings_to_the_table_it_builds_on(tiny: Path):
+    made = plan.given("q-network", FLOOR, "blood large")
+    assert made == {**plan.given("a-blood", FLOOR), "model": {"name": "small-resnet"}}
 
 
 @pytest.mark.parametrize("page", ["RESULTS.md", "which-method.md", "methods/tutor.md"])

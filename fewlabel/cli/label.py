@@ -104,7 +104,7 @@ def label_on_a_page(
     kind: Kind | None,
     port: int,
 ) -> None:
-    from fewlabel.labeling.answers import Answers
+    from fewlabel.labeling.answers import Answers, agreed, standing
     from fewlabel.labeling.page import MAX_BODY, METHODS, answer_for
     from fewlabel.labeling.session import Session
 
@@ -123,7 +123,7 @@ def label_on_a_page(
         try:
             server.serve()
         except KeyboardInterrupt:
-            show_end(session.state())
+            show_end(session.state(), bool(agreed(standing(answers.read()))))
 
 
 def images_at(path: Path, kind: Kind | None) -> "tuple[Listing, Path]":
@@ -188,13 +188,13 @@ def model_hash(run: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def show_end(state: dict[str, Any]) -> None:
-    """Say what was done, and about which images people disagree."""
+def show_end(state: dict[str, Any], labels: bool) -> None:
+    """Say what was done, about which images people disagree, and how to train with labels, if there are any."""
     counts = ", ".join(f"{one['name']} {one['count']}" for one in state["classes"] if one["count"])
     print(f"{state['done']} of {state['total']} images answered: {counts or 'no label'}")
     if state["advice"]:
         print(state["advice"])
     for one in state["disagreements"]:
         print(f"different labels: {one['path']}: {', '.join(f'{who} {name}' for who, name in one['labels'].items())}")
-    if any(one["count"] for one in state["classes"]):
+    if labels:
         print(f"to train with them: --set labels.file={shlex.quote(state['file'])}")

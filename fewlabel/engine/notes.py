@@ -59,7 +59,7 @@ def about_labels(world: World, labels: dict[str, Any]) -> Iterator[str]:
     if added := world.partition.added.shape[1]:
         sentence += f", {added:,} of them by labels.file"
     if labels["held_out"]:
-        sentence += f"; {labels['held_out']:,} of them are held out (labels.held_out)"
+        sentence += f"; {labels['held_out']:,} of them {'are' if labels['held_out'] > 1 else 'is'} held out"
     if labels["unknown"]:
         sentence += f"; {counted(labels['unknown'], 'image')} came without one"
     if labels["hidden"]:

@@ -76,7 +76,7 @@ def run_table(run: Run, brackets: bool = False) -> Table:
         notes.append(f"Differential privacy of each image: a site spent epsilon {epsilon:.3g} at most.")
     if any(counts):
         notes.append(intervals.about(1))
-    if run.chosen and 0 < (few := run.chosen["validation"].get("images", 0)) < FEW_TO_CHOOSE:
+    if run.chosen and run.chosen != run.last and 0 < (few := run.chosen["validation"].get("images", 0)) < FEW_TO_CHOOSE:
         notes.append(f"Only {few} images chose the round on validation, so luck has a say: trust the last round more.")
     if run.last and predicts_one_class(run.last):
         notes.append("The model predicts the same class for every image.")

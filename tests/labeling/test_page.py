@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 
 from fewlabel.engine.run import execute
 from fewlabel.engine.serial import Serial
+from fewlabel.labeling.answers import Answer, Answers
 from tests.browser import Browser, browsed, started
 from tests.data.test_own import dicom
 
@@ -143,6 +144,24 @@ def test_twenty_images_by_keyboard_with_undo_and_a_kill_in_the_middle(model, ima
         tab.wait(READY)
         assert tab.ask("[state.done, state.total]") == [0, 20]
         assert tab.ask("about.path") not in {row["path"] for row in answers}
+
+
+def test_how_to_train_is_told_once_the_table_has_a_label_whoever_gave_it(images, tmp_path):
+    file = tmp_path / "ours.csv"
+
+    def told() -> str:
+        with labeling(images, "--who", "ann", "--out", file) as (process, _):
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+            assert process.returncode == 0, err
+        return out
+
+    assert "no label" in told()
+    assert "to train with them" not in told()
+    image = next(images.rglob("*.png")).relative_to(tmp_path)
+    Answers(file).append(Answer(str(image), "3", "bob"))
+    assert "no label" in (out := told())  # of ann's
+    assert f"to train with them: --set labels.file={file}" in out
 
 
 @browsed
