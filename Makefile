@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test test-all lint bench clean results results-run docs
 
 demo: .venv/installed
-	$(BIN)/fewlabel compare experiments/demo.toml --methods rscfed,fedirm,cbafed,isofed,fedmatch --out runs/demo
+	$(BIN)/fewlabel compare experiments/demo.toml --methods rscfed,fedirm,cbafed,isofed,fedmatch,tutor --out runs/demo
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -rs -m "not slow"
