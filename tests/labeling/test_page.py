@@ -4,6 +4,7 @@ import csv
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -150,7 +151,9 @@ def test_how_to_train_is_told_once_the_table_has_a_label_whoever_gave_it(images,
     file = tmp_path / "ours.csv"
 
     def told() -> str:
-        with labeling(images, "--who", "ann", "--out", file) as (process, _):
+        with labeling(images, "--who", "ann", "--out", file) as (process, address):
+            with urllib.request.urlopen(address, timeout=30) as page:  # so that it is served before it is ended
+                assert page.status == 200
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=60)
             assert process.returncode == 0, err
