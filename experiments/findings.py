@@ -209,7 +209,7 @@ def network() -> str:
 
 
 def digits_too() -> str:
-    """What our own method gains on data by which nothing in it was chosen, where it has all seeds."""
+    """What our own method gains on data by which none of its settings was chosen, where it has all seeds."""
     own = next(row for row in plan.rows() if is_own(row))
     gains = {data: found for data, found in digits().items() if is_whole(found, own)}
     return f"**On data by which none of its settings was chosen**, {beside_floor(own, gains)}" if gains else ""

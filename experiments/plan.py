@@ -23,17 +23,8 @@ UNTUNED = (BOX, "p-tutor", NETWORKS, DIGITS)
 EVERY = (*UNTUNED, *MAIN, "h-printed", "g-parts", "i-labels", "e-sites", "f-gamma", "j-places")
 SEEDS = (0, 1, 2)
 TUNED_ON = 100  # the seed of all tuning, which no table has
-OWN_KEYS = (
-    "title",
-    "family",
-    "tune",
-    "tuned",
-    "own",
-    "ceiling",
-    "only",
-    "fewer",
-    "as_printed",
-)  # which are no settings
+# Keys that are no settings.
+OWN_KEYS = ("title", "family", "tune", "tuned", "own", "ceiling", "only", "fewer", "as_printed")
 SCORE = "last_validation_balanced_accuracy"
 
 Line = Mapping[str, str]
